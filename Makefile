@@ -1,0 +1,36 @@
+# One verb each. Every target sets up what it needs; a second call skips what is done.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+.PHONY: help setup demo test test-slow check clean
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+# The stamp makes a second call free; a changed pyproject.toml installs again.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"fedpick needs Python 3.11 or newer; {sys.executable} is {v.major}.{v.minor}. Call make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -e '.[all,dev]'
+	@touch $@
+
+setup: $(VENV)/.installed ## create .venv and install everything
+
+demo: setup ## compare policies on an embedded data set; ends with a table and a report
+	$(BIN)/fedpick demo
+
+test: setup check ## lint, types and all quick tests
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
+
+check: setup ## lint and types only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src/fedpick
+
+test-slow: setup ## the tests that take minutes
+	$(BIN)/pytest -m slow
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

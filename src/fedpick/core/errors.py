@@ -1,0 +1,81 @@
+"""Every error fedpick raises on purpose.
+
+FedpickError
+├── InvalidInput (ValueError)        a value that cannot be used: what was expected, what came, what to do
+│   └── InvalidSelection             a policy broke the contract in this round
+├── UnknownName (LookupError)        no such policy, data set, ...; names the nearest one
+├── MissingSignal (ValueError)       the policy needs a report that this driver does not give
+├── MissingDependency (ImportError)  an optional part is not installed; holds the install line
+├── OutOfOrder (RuntimeError)        tell before ask, growth in the middle of a round
+├── StateFileError (ValueError)      a state file is truncated, foreign, newer or not there
+├── DataError (RuntimeError)         a data set could not be found, fetched or verified
+└── PolicyCheckFailed (AssertionError)  the conformance kit found a policy that breaks the contract
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "DataError",
+    "FedpickError",
+    "InvalidInput",
+    "InvalidSelection",
+    "MissingDependency",
+    "MissingSignal",
+    "OutOfOrder",
+    "PolicyCheckFailed",
+    "StateFileError",
+    "UnknownName",
+    "unknown_name",
+]
+
+
+class FedpickError(Exception):
+    """The root: catch this to catch everything fedpick raises on purpose."""
+
+
+class InvalidInput(FedpickError, ValueError):
+    """A value that cannot be used."""
+
+
+class InvalidSelection(InvalidInput):
+    """A policy returned a selection that breaks the contract."""
+
+
+class UnknownName(FedpickError, LookupError):
+    """A name that is not registered."""
+
+
+class MissingSignal(FedpickError, ValueError):
+    """A policy needs a report that the driver does not provide."""
+
+
+class MissingDependency(FedpickError, ImportError):
+    """An optional part of fedpick is not installed."""
+
+
+class OutOfOrder(FedpickError, RuntimeError):
+    """A call that does not fit the state the object is in."""
+
+
+class StateFileError(FedpickError, ValueError):
+    """A saved state that cannot be read."""
+
+
+class DataError(FedpickError, RuntimeError):
+    """A data set that could not be found, fetched or verified."""
+
+
+class PolicyCheckFailed(FedpickError, AssertionError):
+    """A policy that does not keep the contract."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownName:
+    """An error for `name` that suggests the nearest of the `known` names."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    guess = f" Did you mean {close[0]!r}?" if close else ""
+    listing = f"\n\nhint: {hint}" if hint else ""
+    return UnknownName(f"There is no {kind} named {name!r}.{guess} Known: {', '.join(known)}.{listing}")

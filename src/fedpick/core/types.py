@@ -1,0 +1,268 @@
+"""The records that cross the contract: frozen, made of read-only arrays, validated on entry.
+
+N clients in the table, k chosen, d probed. Arrays are copied only where the input is not an array of the right type;
+what a record holds is a read-only view, so neither a policy nor a driver can change the other's data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedpick.core.errors import InvalidInput
+from fedpick.core.policy import Signal
+
+__all__ = ["Clients", "Measurement", "Outcome", "Probe", "RoundContext", "Selection", "aggregation_weights"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+
+def _set(record: object, **values: object) -> None:
+    for name, value in values.items():
+        object.__setattr__(record, name, value)
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _floats(values: ArrayLike, name: str, shape: tuple[int | None, ...]) -> FloatArray:
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{name} must be an array of numbers. Got {type(values).__name__}: {error}.") from error
+    return _read_only(_shaped(array, name, shape))
+
+
+def _shaped(array: NDArray[Any], name: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
+    fits = array.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, array.shape, strict=True))
+    if not fits:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise InvalidInput(f"{name} must have the shape ({wanted}). Got {array.shape}.")
+    return array
+
+
+def _booleans(values: ArrayLike, name: str, size: int | None) -> BoolArray:
+    array = np.asarray(values)
+    # An array of indices instead of a mask is the usual mistake here.
+    if array.dtype != np.bool_ and array.size:
+        raise InvalidInput(f"{name} must be a boolean mask, one entry per client. Got an array of {array.dtype}.")
+    return _read_only(_shaped(array.astype(np.bool_, copy=False), name, (size,)))
+
+
+def _indices(values: ArrayLike, name: str) -> IntArray:
+    array = np.asarray(values)
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise InvalidInput(f"{name} must be client indices (whole numbers). Got an array of {array.dtype}.")
+    array = _shaped(array.astype(np.int64, copy=False), name, (None,))
+    if array.size and array.min() < 0:
+        raise InvalidInput(f"{name} must be client indices of at least 0. Got {array.min()}.")
+    if len(array) > 1 and not np.diff(np.sort(array)).all():
+        values_, counts = np.unique(array, return_counts=True)
+        raise InvalidInput(f"{name} must be unique. Client {values_[counts > 1][0]} is there {counts.max()} times.")
+    return _read_only(array)
+
+
+def _whole(value: Any, name: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise InvalidInput(f"{name} must be a whole number of at least {least}. Got {value!r}.")
+    return int(value)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Clients:
+    """The table of clients, row k for client k. Adapters own the map from real identities to rows."""
+
+    num_examples: FloatArray
+    """(N,) size of each client's data set."""
+    importance: FloatArray = None  # type: ignore[assignment]  # None on entry only: filled in below
+    """(N,) target weight alpha_k of each client in the objective, sums to 1; by default proportional to num_examples."""
+    label_histogram: FloatArray | None = None
+    """(N, L) examples per label."""
+    features: FloatArray | None = None
+    """(N, F) any description of the data distribution."""
+    availability: FloatArray | None = None
+    """(N,) true probability of being available, where an oracle gives it."""
+    correlation: FloatArray | None = None
+    """(N,) true lag-one correlation of availability, where an oracle gives it."""
+
+    def __post_init__(self) -> None:
+        sizes = _floats(self.num_examples, "Clients.num_examples", (None,))
+        count = len(sizes)
+        if count == 0:
+            raise InvalidInput("Clients.num_examples must have at least one client. Got none.")
+        if not (np.isfinite(sizes).all() and sizes.min() >= 0 and sizes.sum() > 0):
+            raise InvalidInput("Clients.num_examples must be finite, at least 0 and not all 0.")
+        _set(self, num_examples=sizes, importance=self._checked_importance(sizes))
+        for name, low, high in (("availability", 0.0, 1.0), ("correlation", -1.0, 1.0)):
+            if (value := getattr(self, name)) is not None:
+                array = _floats(value, f"Clients.{name}", (count,))
+                if not (array.min() >= low and array.max() <= high):  # also catches NaN
+                    raise InvalidInput(f"Clients.{name} must lie in [{low:g}, {high:g}].")
+                _set(self, **{name: array})
+        for name in ("label_histogram", "features"):
+            if (value := getattr(self, name)) is not None:
+                array = _floats(value, f"Clients.{name}", (count, None))
+                if not np.isfinite(array).all():
+                    raise InvalidInput(f"Clients.{name} must be finite.")
+                _set(self, **{name: array})
+        if self.label_histogram is not None and self.label_histogram.size and self.label_histogram.min() < 0:
+            raise InvalidInput("Clients.label_histogram must be at least 0.")
+
+    def _checked_importance(self, sizes: FloatArray) -> FloatArray:
+        if self.importance is None:
+            return _floats(sizes / sizes.sum(), "Clients.importance", (len(sizes),))
+        importance = _floats(self.importance, "Clients.importance", (len(sizes),))
+        total = importance.sum()
+        if not (np.isfinite(total) and importance.min() >= 0 and abs(total - 1) < 1e-6):
+            raise InvalidInput(f"Clients.importance must be at least 0 and sum to 1. Got a sum of {total}.")
+        return importance
+
+    def __len__(self) -> int:
+        return len(self.num_examples)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Selection:
+    """Who trains in this round, and with what weight their updates enter the model."""
+
+    clients: IntArray
+    """(k,) unique and available."""
+    weights: FloatArray | None = None
+    """(k,) finite and at least 0; None: proportional to num_examples."""
+    renormalize: bool = True
+    """Scale the weights of those who complete back to the sum given here; False: use them as they are."""
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
+    """What the policy has to say about its choice: logged, never read back."""
+
+    def __post_init__(self) -> None:
+        clients = _indices(self.clients, "Selection.clients")
+        _set(self, clients=clients, diagnostics=MappingProxyType(dict(self.diagnostics)))
+        if self.weights is not None:
+            weights = _floats(self.weights, "Selection.weights", (len(clients),))
+            if not (np.isfinite(weights).all() and (len(weights) == 0 or weights.min() >= 0)):
+                raise InvalidInput("Selection.weights must be finite and at least 0.")
+            _set(self, weights=weights)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Probe:
+    """A question to some clients before the choice is made. Probed and trial clients are available ones."""
+
+    clients: IntArray
+    """(d,) who is asked."""
+    signal: Signal = Signal.LOSS
+    trial: Selection | None = None
+    """Measure on the model that this cohort, with these weights, *would* give; nothing is committed."""
+    batch_size: int | None = None
+    """Estimate from one mini-batch of this size; None: the whole local data set."""
+
+    def __post_init__(self) -> None:
+        _set(self, clients=_indices(self.clients, "Probe.clients"), signal=Signal(self.signal))
+        if self.batch_size is not None:
+            _set(self, batch_size=_whole(self.batch_size, "Probe.batch_size", 1))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measurement:
+    """The answers to one probe."""
+
+    clients: IntArray
+    """(d,) who was asked."""
+    values: FloatArray
+    """(d,), or (d, s) for a vector signal; NaN: no answer."""
+
+    def __post_init__(self) -> None:
+        clients = _indices(self.clients, "Measurement.clients")
+        ndim = np.ndim(self.values)
+        shape = (len(clients), None) if ndim == 2 else (len(clients),)
+        _set(self, clients=clients, values=_floats(self.values, "Measurement.values", shape))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundContext:
+    """What a policy may know when it decides."""
+
+    index: int
+    """The round, from 0."""
+    budget: int
+    """At most so many clients may be chosen; a driver's None arrives here as the number available."""
+    available: BoolArray
+    """(N,) who can be reached."""
+    clients: Clients
+    measurements: tuple[Measurement, ...] = ()
+    """One per probe, in the order of the probes."""
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            index=_whole(self.index, "RoundContext.index", 0),
+            budget=_whole(self.budget, "RoundContext.budget", 0),
+            available=_booleans(self.available, "RoundContext.available", len(self.clients)),
+            measurements=tuple(self.measurements),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """How a round ended for the clients that were chosen."""
+
+    index: int
+    clients: IntArray
+    """(k,) who was chosen."""
+    completed: BoolArray
+    """(k,) whose update entered the model."""
+    loss: FloatArray = None  # type: ignore[assignment]  # None on entry only: all NaN
+    """(k,) of the *received* model on local data, before training."""
+    train_loss: FloatArray = None  # type: ignore[assignment]
+    """(k,) mean over the local steps."""
+    duration: FloatArray = None  # type: ignore[assignment]
+    """(k,) seconds from send to answer."""
+    update_norm: FloatArray = None  # type: ignore[assignment]
+    """(k,) Euclidean norm of the local update."""
+
+    def __post_init__(self) -> None:
+        clients = _indices(self.clients, "Outcome.clients")
+        completed = _booleans(self.completed, "Outcome.completed", len(clients))
+        _set(self, index=_whole(self.index, "Outcome.index", 0), clients=clients, completed=completed)
+        for name in ("loss", "train_loss", "duration", "update_norm"):
+            value = getattr(self, name)
+            if value is None:
+                value = np.full(len(clients), np.nan)
+            _set(self, **{name: _floats(value, f"Outcome.{name}", (len(clients),))})
+
+
+def aggregation_weights(selection: Selection, completed: ArrayLike, clients: Clients) -> FloatArray:
+    """The weight of every chosen client's update in the new model, (k,): 0 for those who did not complete.
+
+    The new model is `model + server_lr * sum_i w_i * delta_i`. With `renormalize` the weights of those who completed
+    are scaled back to the sum the policy gave; without it they are used as they are. All zero: no step.
+
+    >>> import numpy as np
+    >>> clients = Clients(num_examples=np.array([1.0, 2.0, 3.0, 4.0]))
+    >>> aggregation_weights(Selection(clients=[1, 2, 3]), np.array([True, False, True]), clients).round(3)
+    array([0.333, 0.   , 0.667])
+    """
+    answered = _booleans(completed, "completed", len(selection.clients))
+    if selection.weights is None:
+        given = clients.num_examples[selection.clients]
+        target = 1.0
+    else:
+        given = selection.weights
+        target = float(given.sum())
+    kept = np.where(answered, given, 0.0)
+    if selection.weights is not None and (not selection.renormalize or answered.all()):
+        return kept
+    total = kept.sum()
+    return kept * (target / total) if total > 0 else np.zeros_like(kept)
