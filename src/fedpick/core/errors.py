@@ -28,6 +28,7 @@ __all__ = [
     "PolicyCheckFailed",
     "StateFileError",
     "UnknownName",
+    "require",
     "unknown_name",
 ]
 
@@ -79,3 +80,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     guess = f" Did you mean {close[0]!r}?" if close else ""
     listing = f"\n\nhint: {hint}" if hint else ""
     return UnknownName(f"There is no {kind} named {name!r}.{guess} Known: {', '.join(known)}.{listing}")
+
+
+def require(condition: bool, owner: object, parameter: str, expected: str) -> None:
+    """Refuse a hyper-parameter of `owner` that does not meet `condition`."""
+    if not condition:
+        raise InvalidInput(
+            f"The {parameter!r} parameter of {type(owner).__name__} must be {expected}. "
+            f"Got {getattr(owner, parameter)!r} instead."
+        )

@@ -50,7 +50,7 @@ class Policy(ABC, Generic[StateT]):
     reference: ClassVar[str] = ""
     """BibTeX of the paper, for `fedpick.cite`."""
     unbiased: ClassVar[bool] = False
-    """Claims E[sum of weights x update] = full participation with everybody available; the conformance kit checks it."""
+    """Claims that E[sum of weights x update] equals full participation; the conformance kit checks the claim."""
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -66,9 +66,7 @@ class Policy(ABC, Generic[StateT]):
         return ()
 
     @abstractmethod
-    def select(
-        self, state: StateT, context: RoundContext, rng: np.random.Generator
-    ) -> tuple[Selection, StateT]:
+    def select(self, state: StateT, context: RoundContext, rng: np.random.Generator) -> tuple[Selection, StateT]:
         """Who trains now. Called in every round, also when nobody is available."""
 
     def observe(self, state: StateT, outcome: Outcome) -> StateT:

@@ -87,7 +87,7 @@ class Clients:
     num_examples: FloatArray
     """(N,) size of each client's data set."""
     importance: FloatArray = None  # type: ignore[assignment]  # None on entry only: filled in below
-    """(N,) target weight alpha_k of each client in the objective, sums to 1; by default proportional to num_examples."""
+    """(N,) target weight alpha_k in the objective, sums to 1; by default proportional to num_examples."""
     label_histogram: FloatArray | None = None
     """(N, L) examples per label."""
     features: FloatArray | None = None

@@ -1,0 +1,272 @@
+"""Session: the ask/tell shell around one policy. It threads the state, guards the reports and checks the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedpick.core import registry
+from fedpick.core import state as states
+from fedpick.core.errors import (
+    InvalidInput,
+    InvalidSelection,
+    MissingSignal,
+    OutOfOrder,
+    StateFileError,
+)
+from fedpick.core.guard import REPORT_LIMIT, clean_answers, clean_outcome
+from fedpick.core.policy import Policy, Signal
+from fedpick.core.rng import Purpose, stream
+from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection
+
+__all__ = ["Session"]
+
+Measure = Callable[[Probe], ArrayLike]
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """What `ask` worked out and `tell` will commit."""
+
+    selection: Selection
+    state: Any
+
+
+class Session:
+    """One policy at work on one table of clients.
+
+    `ask` may be repeated, only `tell` commits; every round is asked and told, also one in which nobody is available.
+
+    Args:
+        policy: what decides.
+        clients: the table of clients.
+        seed: of all the policy's random choices.
+        provides: the signals that the driver can deliver; a policy that needs more is refused here. None: not stated.
+        report_limit: reports larger than this count as no answer.
+
+    >>> import numpy as np
+    >>> session = Session(registry.get("uniform"), Clients(num_examples=np.ones(5)), seed=1)
+    >>> selection = session.ask(budget=2)
+    >>> len(selection.clients)
+    2
+    >>> session.tell(Outcome(index=0, clients=selection.clients, completed=np.array([True, False])))
+    {}
+    >>> session.round
+    1
+    """
+
+    def __init__(
+        self,
+        policy: Policy[Any],
+        clients: Clients,
+        seed: int = 0,
+        *,
+        provides: frozenset[Signal] | None = None,
+        report_limit: float = REPORT_LIMIT,
+    ) -> None:
+        if not isinstance(policy, Policy):
+            raise InvalidInput(
+                f"Session needs a policy object, such as fedpick.policies.get('uniform'). Got {policy!r}."
+            )
+        if not report_limit > 0:
+            raise InvalidInput(f"report_limit must be larger than 0. Got {report_limit!r}.")
+        _refuse_missing_signals(policy, clients, provides)
+        self.policy = policy
+        self.clients = clients
+        self.seed = seed
+        self.round = 0
+        self.provides = provides
+        self.report_limit = report_limit
+        self._state = policy.init(clients, stream(seed, 0, Purpose.INIT))
+        self._pending: _Pending | None = None
+
+    @property
+    def state(self) -> Any:
+        """The committed state, for analysis; a value: nothing here changes it."""
+        return self._state
+
+    def ask(
+        self,
+        *,
+        available: ArrayLike | None = None,
+        budget: int | None = None,
+        measure: Measure | None = None,
+    ) -> Selection:
+        """Who should train in this round.
+
+        Args:
+            available: (N,) mask of the clients that can be reached; None: everybody.
+            budget: at most so many clients; None: everybody available.
+            measure: answers a probe with one value (or vector) per probed client, NaN for no answer.
+        """
+        mask = np.ones(len(self.clients), dtype=bool) if available is None else np.asarray(available)
+        context = RoundContext(
+            index=self.round,
+            budget=int(np.count_nonzero(mask)) if budget is None else budget,
+            available=mask,
+            clients=self.clients,
+        )
+        probes = self.policy.probe(self._state, context, stream(self.seed, self.round, Purpose.PROBE))
+        answers = [self._answer(probe, context, measure) for probe in probes]
+        context = replace(context, measurements=tuple(measurement for measurement, _ in answers))
+        selection, state = self.policy.select(self._state, context, stream(self.seed, self.round, Purpose.SELECT))
+        _check_selection(selection, context, self.policy)
+        notes: dict[str, Any] = {}
+        if not context.available.any():
+            notes["nobody_available"] = True
+        if rejected := sum(count for _, count in answers):
+            notes["rejected_reports"] = rejected
+        if notes:
+            selection = replace(selection, diagnostics={**selection.diagnostics, **notes})
+        self._pending = _Pending(selection, state)
+        return selection
+
+    def _answer(self, probe: Probe, context: RoundContext, measure: Measure | None) -> tuple[Measurement, int]:
+        asked = probe.clients if probe.trial is None else np.concatenate([probe.clients, probe.trial.clients])
+        _check_indices(asked, context, f"{type(self.policy).__name__} probed")
+        if len(probe.clients) == 0:
+            return Measurement(clients=probe.clients, values=np.empty(0)), 0
+        if measure is None:
+            raise MissingSignal(
+                f"{type(self.policy).__name__} asks clients for {probe.signal.value!r} before it chooses, but "
+                "ask() got no `measure`.\n\nhint: pass measure=f with f(probe) -> one value per client in probe.clients"
+            )
+        values = np.asarray(measure(probe), dtype=np.float64)
+        if values.ndim not in (1, 2) or len(values) != len(probe.clients):
+            raise InvalidInput(
+                f"measure must return one value (or one vector) for each of the {len(probe.clients)} probed clients. "
+                f"Got an array of shape {values.shape}."
+            )
+        values, rejected = clean_answers(values, self.report_limit)
+        return Measurement(clients=probe.clients, values=values), rejected
+
+    def tell(self, outcome: Outcome) -> Mapping[str, Any]:
+        """Commit the round that was asked last; returns diagnostics, such as how many reports were rejected."""
+        if self._pending is None:
+            raise OutOfOrder(
+                f"tell() for round {self.round} came before ask(). Ask first; every round is asked and told."
+            )
+        if outcome.index != self.round:
+            raise InvalidInput(f"The outcome is of round {outcome.index}, but round {self.round} is being told.")
+        outcome = _in_order_of(self._pending.selection.clients, outcome)
+        outcome, rejected = clean_outcome(outcome, self.report_limit)
+        self._state = self.policy.observe(self._pending.state, outcome)
+        self._pending = None
+        self.round += 1
+        return {"rejected_reports": rejected} if rejected else {}
+
+    def grow(self, clients: Clients) -> None:
+        """Go on with a larger table: old clients keep their rows and what is known of them; newcomers follow."""
+        if self._pending is not None:
+            raise OutOfOrder("grow() came between ask() and tell(). The table grows between rounds only: tell first.")
+        if len(clients) < len(self.clients):
+            raise InvalidInput(
+                f"The table can only grow: it has {len(self.clients)} clients, the new one {len(clients)}. "
+                "Clients that left keep their row; mark them unavailable."
+            )
+        _refuse_missing_signals(self.policy, clients, self.provides)
+        fresh = self.policy.init(clients, stream(self.seed, self.round, Purpose.INIT))
+        self._state = states.carry_over(self._state, fresh)
+        self.clients = clients
+
+    def save(self, path: str | Path) -> None:
+        """Write the committed state to a directory; a crash at any moment leaves the previous state loadable."""
+        arrays, plain = states.split(self._state)
+        table = {
+            item.name: getattr(self.clients, item.name)
+            for item in fields(self.clients)
+            if getattr(self.clients, item.name) is not None
+        }
+        state_file, clients_file = f"state-{self.round:08d}.npz", f"clients-{states.fingerprint(table)}.npz"
+        manifest = {
+            "policy": registry.name_of(self.policy) or type(self.policy).__qualname__,
+            "parameters": registry.parameters(self.policy),
+            "seed": self.seed,
+            "round": self.round,
+            "report_limit": self.report_limit,
+            "plain": plain,
+            "state_file": state_file,
+            "clients_file": clients_file,
+        }
+        states.write_directory(Path(path), manifest, {state_file: arrays, clients_file: table})
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, policy: Policy[Any] | None = None, provides: frozenset[Signal] | None = None
+    ) -> Session:
+        """Go on from a saved session. A policy that is not registered must be passed in."""
+        manifest, arrays, table = states.read_directory(Path(path))
+        if policy is None:
+            if manifest["policy"] not in registry.names():
+                raise StateFileError(
+                    f"The session in {path} used the policy {manifest['policy']!r}, which is not registered here. "
+                    "Install its package, or pass Session.load(path, policy=...)."
+                )
+            policy = registry.get(manifest["policy"], **manifest["parameters"])
+        session = cls(
+            policy,
+            Clients(**table),
+            manifest["seed"],
+            provides=provides,
+            report_limit=manifest["report_limit"],
+        )
+        session._state = states.join(session._state, arrays, manifest["plain"])
+        session.round = manifest["round"]
+        return session
+
+
+def _refuse_missing_signals(policy: Policy[Any], clients: Clients, provides: frozenset[Signal] | None) -> None:
+    for signal in sorted(policy.needs):
+        if signal.startswith("clients."):
+            name = signal.partition(".")[2]
+            if getattr(clients, name) is None:
+                raise MissingSignal(
+                    f"{type(policy).__name__} needs Clients.{name}, which is None.\n\n"
+                    f"hint: pass it: fedpick.Clients(num_examples=..., {name}=...), or choose options that do without"
+                )
+        elif provides is not None and signal not in provides:
+            raise MissingSignal(
+                f"{type(policy).__name__} needs the signal {signal.value!r}, which this driver does not provide "
+                f"(it provides: {', '.join(sorted(provides)) or 'none'}).\n\n"
+                "hint: have the driver report it, or choose a policy or options that do without"
+            )
+
+
+def _check_indices(chosen: NDArray[np.int64], context: RoundContext, what: str) -> None:
+    if len(chosen) == 0:
+        return
+    if chosen.max() >= len(context.clients):
+        raise InvalidSelection(f"{what} client {chosen.max()}, but there are {len(context.clients)} clients.")
+    reachable = context.available[chosen]
+    if not reachable.all():
+        raise InvalidSelection(
+            f"{what} client {chosen[~reachable][0]}, which is not available in round {context.index}."
+        )
+
+
+def _check_selection(selection: Selection, context: RoundContext, policy: Policy[Any]) -> None:
+    name = type(policy).__name__
+    if not isinstance(selection, Selection):
+        raise InvalidSelection(f"{name}.select must return (Selection, state). Got {type(selection).__name__} first.")
+    _check_indices(selection.clients, context, f"{name} selected")
+    if len(selection.clients) > context.budget:
+        raise InvalidSelection(f"{name} selected {len(selection.clients)} clients with a budget of {context.budget}.")
+
+
+def _in_order_of(clients: NDArray[np.int64], outcome: Outcome) -> Outcome:
+    """The outcome with its rows in the order of the selection."""
+    if np.array_equal(clients, outcome.clients):
+        return outcome
+    if not np.array_equal(np.sort(clients), np.sort(outcome.clients)):
+        raise InvalidInput(
+            f"The outcome must be of the {len(clients)} clients that were selected; it names {len(outcome.clients)} "
+            "others or only some of them. A client that never answered is there with completed=False."
+        )
+    rows = np.argsort(outcome.clients)[np.searchsorted(np.sort(outcome.clients), clients)]
+    reordered = {item.name: getattr(outcome, item.name)[rows] for item in fields(outcome) if item.name != "index"}
+    return replace(outcome, **reordered)
