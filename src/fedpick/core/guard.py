@@ -7,7 +7,6 @@ limit becomes NaN, "no answer", before any policy sees it: it can never win a se
 from __future__ import annotations
 
 from dataclasses import replace
-
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,8 @@ REPORT_LIMIT = 1e9
 
 def clean_answers(values: NDArray[np.float64], limit: float, negative: bool = True) -> tuple[NDArray[np.float64], int]:
     """The answers with unusable rows as NaN, and how many answers were rejected (silence is not a rejection)."""
-    with np.errstate(invalid="ignore"):
-        usable = np.asarray(np.abs(values) <= limit)
-        if not negative:
-            usable &= values >= 0
+    lowest = -limit if negative else 0.0
+    usable = np.asarray((values >= lowest) & (values <= limit), dtype=bool)
     if values.ndim == 2:
         # One bad entry makes the whole vector worthless.
         rows = usable.all(axis=1)

@@ -35,7 +35,7 @@ class Uniform(Policy[Stateless]):
     reference: ClassVar[str] = """
         @inproceedings{mcmahan2017communication,
           title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
-          author = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and {Ag{\\"u}era y Arcas}, B.},
+          author = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and {Ag\\"uera y Arcas}, B.},
           booktitle = {Artificial Intelligence and Statistics (AISTATS)},
           year = {2017}
         }"""

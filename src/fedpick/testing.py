@@ -1,0 +1,424 @@
+"""The conformance kit: `check_policy` runs a policy through everything the contract promises.
+
+It is public: authors of policies outside this package call it from their own tests, and `fedpick check NAME` runs it.
+Every check is a function of a policy that raises `PolicyCheckFailed` with one sentence; `CHECKS` lists them by name.
+The federation behind the checks is made up: its answers depend only on (seed, round, client).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpick.core import registry
+from fedpick.core.errors import FedpickError, PolicyCheckFailed
+from fedpick.core.guard import REPORT_LIMIT
+from fedpick.core.policy import Policy, Signal
+from fedpick.core.rng import Purpose, stream
+from fedpick.core.session import Session
+from fedpick.core.types import Clients, Outcome, Probe, Selection, aggregation_weights
+
+__all__ = ["CHECKS", "FakeFederation", "check_policy"]
+
+AnyPolicy = Policy[Any]
+
+MEMORY_LIMIT = 2**30
+"""Bytes that one round at a million clients may take over its inputs."""
+SECONDS_LIMIT = 30.0
+"""Seconds that the median round at a million clients may take: so generous that noise alone never fails it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeFederation:
+    """A made-up federation: everything a policy may ask for, without any training."""
+
+    num_clients: int = 20
+    seed: int = 0
+    reports: str = "good"
+    """"good": some silence; "equal": everybody reports 1; "silent": all NaN; "absurd": infinite and huge ones too."""
+    dropout: float = 0.2
+    dead: tuple[int, ...] = ()
+    """Clients that never complete."""
+
+    def clients(self, count: int | None = None) -> Clients:
+        """The table, complete with what an oracle would know; the first rows do not depend on how many there are."""
+        rng = stream(self.seed, 0, Purpose.ANALYSIS)
+        size = count or self.num_clients
+        uniform = rng.random((max(size, self.num_clients + 5), 16))[:size]
+        return Clients(
+            num_examples=np.floor(uniform[:, 0] * 90) + 10,
+            label_histogram=np.floor(uniform[:, 1:6] ** 3 * 20) + 1,
+            features=uniform[:, 6:10],
+            availability=0.2 + 0.7 * uniform[:, 10],
+            correlation=0.8 * uniform[:, 11],
+        )
+
+    def available(self, round: int, count: int) -> NDArray[np.bool_]:
+        """Somewhat more than half of the clients; nobody in every seventh round."""
+        if round % 7 == 6:
+            return np.zeros(count, dtype=bool)
+        return stream(self.seed, round, Purpose.AVAILABILITY).random(count) < 0.6
+
+    def measure(self, round: int, count: int) -> Callable[[Probe], NDArray[np.float64]]:
+        """Answers to the probes of one round."""
+
+        def answer(probe: Probe) -> NDArray[np.float64]:
+            rng = stream(self.seed, round, Purpose.MEASURE)
+            width = () if probe.signal is Signal.LOSS else (8,)
+            values = 1.0 + rng.random((count, *width))
+            if probe.trial is not None:
+                values = values - 0.1 * rng.random((count, *width))
+            return self._reported(values, rng)[probe.clients]
+
+        return answer
+
+    def _reported(self, values: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+        if self.reports == "equal":
+            return np.ones_like(values)
+        if self.reports == "silent":
+            return np.full_like(values, np.nan)
+        kind = rng.random(len(values))
+        values[kind < 0.1] = np.nan
+        if self.reports == "absurd":
+            values[(kind >= 0.1) & (kind < 0.3)] = np.inf
+            values[(kind >= 0.3) & (kind < 0.5)] = 1e30
+            values[(kind >= 0.5) & (kind < 0.6)] = -1e30
+        return values
+
+    def outcome(self, round: int, selection: Selection) -> Outcome:
+        """How the round ended: some drop out, the dead always do."""
+        rng = stream(self.seed, round, Purpose.FAULTS)
+        size = len(selection.clients)
+        completed = (rng.random(size) >= self.dropout) & ~np.isin(selection.clients, self.dead)
+        reports = {
+            name: self._reported(0.5 + rng.random(size), rng)
+            for name in ("loss", "train_loss", "duration", "update_norm")
+        }
+        return Outcome(index=round, clients=selection.clients, completed=completed, **reports)
+
+    def play(self, session: Session, rounds: int, budget: int | None = 4) -> list[Selection]:
+        """Drive a session for some rounds and return what it chose."""
+        chosen = []
+        for _ in range(rounds):
+            count, index = len(session.clients), session.round
+            selection = session.ask(
+                available=self.available(index, count), budget=budget, measure=self.measure(index, count)
+            )
+            session.tell(self.outcome(index, selection))
+            chosen.append(selection)
+        return chosen
+
+
+def _fail(policy: AnyPolicy, sentence: str) -> PolicyCheckFailed:
+    return PolicyCheckFailed(f"{type(policy).__name__}: {sentence}")
+
+
+def _fingerprint(selections: list[Selection]) -> str:
+    digest = hashlib.sha256()
+    for selection in selections:
+        digest.update(selection.clients.tobytes() + b"|")
+        digest.update(b"none" if selection.weights is None else selection.weights.tobytes())
+        digest.update(str(selection.renormalize).encode())
+    return digest.hexdigest()
+
+
+def same_seed_same_selections(policy: AnyPolicy) -> None:
+    """Two runs with one seed choose the same."""
+    world = FakeFederation()
+    first, second = (_fingerprint(world.play(Session(policy, world.clients(), 3), 40)) for _ in range(2))
+    if first != second:
+        raise _fail(policy, "two runs with the same seed chose different clients; use only the rng that is passed in.")
+
+
+def same_selections_in_other_processes(policy: AnyPolicy) -> None:
+    """Processes with different hash seeds choose the same."""
+    policy_class = type(policy)
+    if policy_class.__module__ == "__main__" or "<locals>" in policy_class.__qualname__:
+        return  # cannot be imported from another process
+    target = f"{policy_class.__module__}:{policy_class.__qualname__}"
+    command = [sys.executable, "-m", "fedpick.testing", target, json.dumps(registry.parameters(policy))]
+    paths = os.pathsep.join(path for path in sys.path if path)
+    children = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": paths},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("1", "2")
+    ]
+    outputs = [child.communicate() for child in children]
+    if any(child.returncode for child in children):
+        raise _fail(policy, f"it does not run in a fresh process: {outputs[0][1].strip()[-500:]}")
+    if outputs[0][0] != outputs[1][0]:
+        raise _fail(policy, "processes with different hash seeds chose different clients; do not iterate over sets.")
+
+
+def save_and_load_at_every_round(policy: AnyPolicy) -> None:
+    """A run that is saved and loaded after every round equals the uninterrupted one."""
+    world = FakeFederation()
+    whole = world.play(Session(policy, world.clients(), 5), 40)
+    session = Session(policy, world.clients(), 5)
+    pieces = []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(40):
+            pieces += world.play(session, 1)
+            session.save(folder)
+            session = Session.load(folder, policy=policy)
+    for index, (expected, got) in enumerate(zip(whole, pieces, strict=True)):
+        if _fingerprint([expected]) != _fingerprint([got]):
+            raise _fail(
+                policy,
+                f"saved and loaded after every round, it chose differently in round {index}; "
+                "something it remembers is not in its state.",
+            )
+
+
+def _frozen(state: Any) -> Any:
+    """The state with read-only arrays."""
+    changes = {}
+    for item in fields(state):
+        value = getattr(state, item.name)
+        if isinstance(value, np.ndarray):
+            value = value.copy()
+            value.flags.writeable = False
+            changes[item.name] = value
+    return replace(state, **changes)
+
+
+def arguments_are_never_modified(policy: AnyPolicy) -> None:
+    """States and records are values: a policy that writes to them is caught."""
+    world = FakeFederation()
+    session = Session(policy, world.clients(), 1)
+    try:
+        for _ in range(30):
+            session._state = _frozen(session._state)
+            world.play(session, 1)
+    except ValueError as error:
+        if "read-only" in str(error):
+            raise _fail(policy, "it writes to an array it was given; return a new state instead.") from error
+        raise
+
+
+def only_tell_commits(policy: AnyPolicy) -> None:
+    """Asking twice gives the same answer."""
+    world = FakeFederation()
+    session = Session(policy, world.clients(), 2)
+    for index in range(20):
+        mask, measure = world.available(index, 20), world.measure(index, 20)
+        first = session.ask(available=mask, budget=3, measure=measure)
+        second = session.ask(available=mask, budget=3, measure=measure)
+        if _fingerprint([first]) != _fingerprint([second]):
+            raise _fail(policy, "asked twice in one round, it answered differently; only tell may change its state.")
+        session.tell(world.outcome(index, second))
+
+
+def keeps_within_the_round(policy: AnyPolicy) -> None:
+    """Selections are available, unique and within the budget, whatever the budget is."""
+    world = FakeFederation()
+    for budget in (None, 1, 4, 20, 50):
+        session = Session(policy, world.clients(), 4)
+        for selection in world.play(session, 30, budget):
+            weights = aggregation_weights(selection, np.ones(len(selection.clients), dtype=bool), session.clients)
+            if not np.isfinite(weights).all():
+                raise _fail(policy, f"with a budget of {budget} it gave weights that are not finite.")
+
+
+def nobody_available(policy: AnyPolicy) -> None:
+    """A round without clients gives an empty selection and is told like any other."""
+    world = FakeFederation()
+    session = Session(policy, world.clients(), 0)
+    for index in range(5):
+        selection = session.ask(available=np.zeros(20, dtype=bool), budget=5, measure=world.measure(index, 20))
+        if len(selection.clients):
+            raise _fail(policy, "it chose someone in a round in which nobody was available.")
+        session.tell(world.outcome(index, selection))
+
+
+def one_client(policy: AnyPolicy) -> None:
+    """A federation of one works, and the one is chosen."""
+    world = FakeFederation(num_clients=1)
+    chosen = sum(len(selection.clients) for selection in world.play(Session(policy, world.clients(), 0), 40, 1))
+    if chosen == 0:
+        raise _fail(policy, "with a single client it never chose it in 40 rounds.")
+
+
+def everybody_fails(policy: AnyPolicy) -> None:
+    """Rounds in which nobody completes are survived, and choosing goes on."""
+    world = FakeFederation(dropout=1.0)
+    chosen = world.play(Session(policy, world.clients(), 0), 40)
+    if not any(len(selection.clients) for selection in chosen[20:]):
+        raise _fail(policy, "after 20 rounds in which nobody completed it stopped choosing anyone.")
+
+
+def odd_reports(policy: AnyPolicy) -> None:
+    """Equal, missing and absurd reports are survived; no absurd number reaches the state."""
+    for reports in ("equal", "silent", "absurd"):
+        world = FakeFederation(reports=reports)
+        session = Session(policy, world.clients(), 0)
+        if not any(len(selection.clients) for selection in world.play(session, 40)):
+            raise _fail(policy, f"with {reports} reports it never chose anyone.")
+        for item in fields(session.state):
+            value = getattr(session.state, item.name)
+            if isinstance(value, (float, np.ndarray)) and np.issubdtype(np.asarray(value).dtype, np.floating):
+                finite = np.asarray(value)[~np.isnan(value)]
+                if finite.size and not np.abs(finite).max() <= REPORT_LIMIT:
+                    raise _fail(
+                        policy, f"with {reports} reports an infinite or absurd number got into its {item.name}."
+                    )
+
+
+def clients_join(policy: AnyPolicy) -> None:
+    """Newcomers are taken in, the others keep their history, and the newcomers do not take all places."""
+    world = FakeFederation()
+    session = Session(policy, world.clients(), 0)
+    world.play(session, 30)
+    session.grow(world.clients(25))
+    places = np.concatenate([selection.clients for selection in world.play(session, 20)])
+    if len(places) and np.mean(places >= 20) > 0.6:
+        raise _fail(
+            policy,
+            f"5 newcomers among 25 clients took {np.mean(places >= 20):.0%} of the places in the 20 rounds after they "
+            "joined; start them at the mean of the others.",
+        )
+
+
+def dead_clients_are_not_picked_for_ever(policy: AnyPolicy) -> None:
+    """Clients that never complete do not fill the cohorts."""
+    world = FakeFederation(num_clients=25, dead=(3, 8, 13, 18, 23), dropout=0.0)
+    places = np.concatenate([chosen.clients for chosen in world.play(Session(policy, world.clients(), 0), 80)[30:]])
+    share = float(np.isin(places, world.dead).mean()) if len(places) else 0.0
+    if share > 0.5:
+        raise _fail(policy, f"5 of 25 clients never complete, yet they got {share:.0%} of the places; count attempts.")
+
+
+def global_randomness_is_untouched(policy: AnyPolicy) -> None:
+    """Neither NumPy's global generator nor the random module is used."""
+    world = FakeFederation()
+    before = (random.getstate(), [str(part) for part in np.random.get_state(legacy=False).items()])  # noqa: NPY002
+    world.play(Session(policy, world.clients(), 0), 30)
+    after = (random.getstate(), [str(part) for part in np.random.get_state(legacy=False).items()])  # noqa: NPY002
+    if before != after:
+        raise _fail(policy, "it used the global random generator; use only the rng that is passed in.")
+
+
+def unbiased_if_it_says_so(policy: AnyPolicy) -> None:
+    """Mean weights match the importance, by Monte Carlo; a correct policy fails once in about a million checks."""
+    if not policy.unbiased:
+        return
+    world = FakeFederation(num_clients=6)
+    clients, trials = world.clients(), 4000
+    weights = np.zeros((trials, 6))
+    for trial in range(trials):
+        selection = Session(policy, clients, trial).ask(budget=3, measure=world.measure(0, 6))
+        everyone = np.ones(len(selection.clients), dtype=bool)
+        weights[trial, selection.clients] = aggregation_weights(selection, everyone, clients)
+    error = np.abs(weights.mean(axis=0) - clients.importance)
+    deviation = weights.std(axis=0) / np.sqrt(trials) + 1e-12
+    if (error / deviation).max() > 5.2:
+        worst = int(np.argmax(error / deviation))
+        raise _fail(
+            policy,
+            f"it claims to be unbiased, but client {worst} has a mean weight of {weights[:, worst].mean():.4f} "
+            f"and an importance of {clients.importance[worst]:.4f}.",
+        )
+
+
+def one_million_clients(policy: AnyPolicy, num_clients: int = 1_000_000) -> None:
+    """Rounds over a million clients stay within a stated memory and time."""
+    world = FakeFederation(num_clients=num_clients)
+    session = Session(policy, world.clients(), 0)
+    seconds, peaks = [], []
+    for index in range(3):
+        mask = world.available(index, num_clients)
+        answers = 1.0 + stream(0, index, Purpose.MEASURE).random((num_clients, 8))
+
+        def measure(probe: Probe, answers: NDArray[np.float64] = answers) -> NDArray[np.float64]:
+            return answers[probe.clients] if probe.signal is not Signal.LOSS else answers[probe.clients, 0]
+
+        tracemalloc.start()
+        start = time.perf_counter()
+        selection = session.ask(available=mask, budget=100, measure=measure)
+        session.tell(world.outcome(index, selection))
+        seconds.append(time.perf_counter() - start)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    if max(peaks) > MEMORY_LIMIT:
+        raise _fail(
+            policy, f"a round over {num_clients:,} clients took {max(peaks) / 2**20:.0f} MiB; the limit is 1024."
+        )
+    if sorted(seconds)[1] > SECONDS_LIMIT:
+        raise _fail(
+            policy,
+            f"the median round over {num_clients:,} clients took {sorted(seconds)[1]:.0f} s; the limit is "
+            f"{SECONDS_LIMIT:.0f}. Use arrays, no per-client objects or loops.",
+        )
+
+
+CHECKS: dict[str, Callable[[AnyPolicy], None]] = {
+    check.__name__: check
+    for check in (
+        same_seed_same_selections,
+        same_selections_in_other_processes,
+        save_and_load_at_every_round,
+        arguments_are_never_modified,
+        only_tell_commits,
+        keeps_within_the_round,
+        nobody_available,
+        one_client,
+        everybody_fails,
+        odd_reports,
+        clients_join,
+        dead_clients_are_not_picked_for_ever,
+        global_randomness_is_untouched,
+        unbiased_if_it_says_so,
+        one_million_clients,
+    )
+}
+
+
+def check_policy(policy: AnyPolicy, *, on_check: Callable[[str], None] = lambda name: None) -> None:
+    """Run every check on a policy; raises `PolicyCheckFailed` with one sentence per broken promise.
+
+    >>> check_policy(registry.get("uniform"))
+    """
+    failures = []
+    for name, check in CHECKS.items():
+        on_check(name)
+        try:
+            check(policy)
+        except PolicyCheckFailed as failure:
+            failures.append(str(failure))
+        except FedpickError as error:
+            failures.append(f"{type(policy).__name__}: {name}: {error}")
+        except Exception as error:  # a policy under test may fail in any way; the author wants to know where
+            failures.append(f"{type(policy).__name__}: {name} ended in {type(error).__name__}: {error}.")
+    if failures:
+        raise PolicyCheckFailed("\n".join(failures))
+
+
+def _main(target: str, parameters: str) -> None:
+    """Print the fingerprint of a run: what `same_selections_in_other_processes` compares."""
+    module, _, name = target.partition(":")
+    policy = getattr(importlib.import_module(module), name)(**json.loads(parameters))
+    world = FakeFederation()
+    sys.stdout.write(_fingerprint(world.play(Session(policy, world.clients(), 3), 30)))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
