@@ -1,0 +1,257 @@
+"""Two-state Markov chains: a client that is available now tends to be available next (CA-Fed, sections III-D and V-A).
+
+Client k is described by pi_k, its stationary probability of being available, and lambda_k, its lag-one correlation
+(the second eigenvalue of its chain): P(on | on) = lambda + (1 - lambda) pi, P(on | off) = (1 - lambda) pi. The chain
+starts in its stationary law. lambda may be negative, down to -min(pi, 1 - pi) / max(pi, 1 - pi), where a probability
+reaches 0 or 1.
+
+How any round is reached directly. One uniform number u_t per client and round drives the chain: on if
+u_t < P(on | state before). With low and high the smaller and the larger of the two probabilities, u_t < low means on
+and u_t >= high means off *whatever the state before was*; only in between, with probability |lambda|, does the past
+matter: the state is kept (lambda > 0) or flipped (lambda < 0). So the state in round t follows from walking back from t
+until every client has met a round that decided for it. This is the same chain, number for number, as stepping forward
+from round 0. The walk takes about log(N) / (1 - |lambda|) rounds, one round if the round before was the latest asked,
+and never more than t.
+
+Populations. `correlated-population` is that of section V-A: half of the clients "more available" (1/2 + g), half "less
+available" (1/2 - g); in each half, half are correlated (lambda = nu), half weakly correlated (lambda ~ N(0,
+epsilon^2)). `variant="authors"` is what their public code draws: 1/2 more available and weakly correlated, 1/4 less
+available and correlated, 1/4 less available and weakly correlated, with weak lambda = (N(0, epsilon^2) + epsilon) / 2;
+it draws the size of each class at random (`split="random"`). `clustered` is section V-B e: clients in a cluster share
+one chain.
+
+Deviations. A weak lambda outside the feasible range is clipped to it. The paper does not say which clients are in which
+class: `order="shuffled"` deals the classes out at random, so that they do not coincide with the order of the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedpick.availability.process import (
+    AvailabilityProcess,
+    Trace,
+    checked_choice,
+    checked_number,
+    checked_values,
+    checked_whole,
+    set_field,
+    spread,
+    trace_stream,
+)
+from fedpick.core.errors import InvalidInput
+from fedpick.core.types import BoolArray, Clients, FloatArray, IntArray
+
+__all__ = ["Clustered", "CorrelatedPopulation", "Markov", "MarkovTrace", "smallest_correlation"]
+
+CA_FED = """@article{rodio2024cafed,
+  title={Federated Learning Under Heterogeneous and Correlated Client Availability},
+  author={Rodio, Angelo and Faticanti, Francescomaria and Marfoq, Othmane and Neglia, Giovanni and Leonardi, Emilio},
+  journal={IEEE/ACM Transactions on Networking},
+  volume={32},
+  number={2},
+  pages={1451--1460},
+  year={2024}
+}"""
+
+
+def smallest_correlation(availability: FloatArray) -> FloatArray:
+    """The most negative lambda that a two-state chain with this stationary probability can have."""
+    rarer = np.minimum(availability, 1.0 - availability)
+    return -rarer / (1.0 - rarer)
+
+
+@final
+class MarkovTrace(Trace):
+    """Independent stationary chains, one per client or one per cluster of clients."""
+
+    def __init__(
+        self,
+        num_clients: int,
+        seed: int,
+        *,
+        availability: FloatArray,
+        correlation: FloatArray,
+        cluster: IntArray | None = None,
+    ) -> None:
+        super().__init__(num_clients, seed)
+        # A hair of rounding below the border is the border itself.
+        lowest = smallest_correlation(availability)
+        if (wrong := correlation < lowest - 1e-12).any():
+            first = int(wrong.argmax())
+            raise InvalidInput(
+                f"A chain that is available with probability {availability[first]:g} cannot have a correlation of "
+                f"{correlation[first]:g}: it must be at least {lowest[first]:.4g}. "
+                f"({int(wrong.sum())} of {len(wrong)} chains.)"
+            )
+        self.cluster = cluster
+        """(N,) the cluster of every client, None if every client has its own chain."""
+        self._pi = availability
+        self._correlation = np.maximum(correlation, lowest)
+        after_on = self._correlation + (1.0 - self._correlation) * self._pi
+        after_off = (1.0 - self._correlation) * self._pi
+        self._after_on, self._after_off = after_on, after_off
+        self._low, self._high = np.minimum(after_on, after_off), np.maximum(after_on, after_off)
+        self._flips = self._correlation < 0
+        self._frozen = np.abs(self._correlation) == 1
+        self._latest_state: tuple[int, BoolArray] | None = None
+
+    def _truth(self) -> tuple[FloatArray, FloatArray]:
+        if self.cluster is None:
+            return self._pi, self._correlation
+        return self._pi[self.cluster], self._correlation[self.cluster]
+
+    def _mask(self, round: int) -> BoolArray:
+        state = self._state(round)
+        self._latest_state = (round, state)
+        # A copy: the caller's mask must not be able to change what the next round starts from.
+        return state.copy() if self.cluster is None else state[self.cluster]
+
+    def _state(self, round: int) -> BoolArray:
+        """The chains in this round: walk back until every one has met a round that does not depend on the past."""
+        known = self._latest_state
+        if known is not None and known[0] == round - 1:  # the usual case: one step forward
+            return self._round_stream(round).random(len(self._pi)) < np.where(known[1], self._after_on, self._after_off)
+        state = np.zeros(len(self._pi), dtype=np.bool_)
+        pending = np.arange(len(self._pi))
+        flipped = np.zeros(len(self._pi), dtype=np.bool_)
+        while len(pending):
+            if known is not None and known[0] == round:
+                state[pending] = known[1][pending] ^ flipped[pending]
+                break
+            draws = self._round_stream(round).random(int(pending[-1]) + 1)[pending]
+            if round == 0:
+                state[pending] = (draws < self._pi[pending]) ^ flipped[pending]
+                break
+            low, high = self._low[pending], self._high[pending]
+            open_ = (draws >= low) & (draws < high)
+            state[pending] = (draws < low) ^ flipped[pending]
+            pending = pending[open_]
+            flipped[pending] ^= self._flips[pending]
+            round -= 1
+            if self._frozen[pending].all():  # |lambda| = 1 never decides anew: go straight to the start
+                flipped[pending] ^= self._flips[pending] & (round % 2 == 1)
+                round = 0
+        return state
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Markov(AvailabilityProcess):
+    """One two-state Markov chain per client, given its availability pi and its correlation lambda."""
+
+    availability: ArrayLike = 0.5
+    """pi: one number for all clients, or one per client."""
+    correlation: ArrayLike = 0.9
+    """lambda: one number for all clients, or one per client."""
+    reference: ClassVar[str] = CA_FED
+
+    def __post_init__(self) -> None:
+        set_field(self, availability=checked_values(self, "availability", 0, 1))
+        set_field(self, correlation=checked_values(self, "correlation", -1, 1))
+
+    def start(self, clients: Clients, seed: int) -> MarkovTrace:
+        """See `AvailabilityProcess.start`."""
+        count = len(clients)
+        availability = spread(self.availability, count, "Markov.availability", "clients")  # type: ignore[arg-type]
+        correlation = spread(self.correlation, count, "Markov.correlation", "clients")  # type: ignore[arg-type]
+        return MarkovTrace(count, seed, availability=availability, correlation=correlation)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CorrelatedPopulation(AvailabilityProcess):
+    """CA-Fed's population: more and less available clients, correlated and weakly correlated ones."""
+
+    heterogeneity: float = 0.4
+    """g: clients are available with probability 1/2 + g or 1/2 - g."""
+    correlation: float = 0.9
+    """nu: lambda of the correlated clients."""
+    noise: float = 0.01
+    """epsilon: standard deviation of lambda around 0 for the weakly correlated clients."""
+    variant: str = "paper"
+    """"paper" (four classes of equal size) or "authors" (three classes: nobody is more available *and* correlated)."""
+    split: str = "equal"
+    """"equal" class sizes (as equal as whole numbers allow) or "random" ones, each client's class drawn by itself."""
+    order: str = "shuffled"
+    """"shuffled", or "blocks": the classes one after the other, more available first, correlated before weak."""
+    reference: ClassVar[str] = CA_FED
+
+    def __post_init__(self) -> None:
+        set_field(
+            self,
+            heterogeneity=checked_number(self, "heterogeneity", 0, 0.5),
+            correlation=checked_number(self, "correlation", -1, 1),
+            noise=checked_number(self, "noise", 0, 1),
+        )
+        checked_choice(self, "variant", ("paper", "authors"))
+        checked_choice(self, "split", ("equal", "random"))
+        checked_choice(self, "order", ("shuffled", "blocks"))
+
+    def start(self, clients: Clients, seed: int) -> MarkovTrace:
+        """See `AvailabilityProcess.start`."""
+        count = len(clients)
+        generator = trace_stream(seed)
+        group = self._classes(count, generator)
+        availability = np.where(group < 2, 0.5 + self.heterogeneity, 0.5 - self.heterogeneity)
+        weak = generator.normal(0.0, self.noise, count)
+        if self.variant == "authors":
+            weak = 0.5 * (weak + self.noise)
+        weak = np.clip(weak, smallest_correlation(availability), 1.0)
+        correlation = np.where(group % 2 == 0, self.correlation, weak)
+        return MarkovTrace(count, seed, availability=availability, correlation=correlation)
+
+    def _classes(self, count: int, generator: np.random.Generator) -> IntArray:
+        """(N,) 0 more available, correlated; 1 more, weakly; 2 less available, correlated; 3 less, weakly."""
+        shares = np.array([0.25, 0.25, 0.25, 0.25] if self.variant == "paper" else [0.0, 0.5, 0.25, 0.25])
+        borders = np.cumsum(shares)
+        positions = generator.random(count) if self.split == "random" else (np.arange(count) + 0.5) / count
+        group = np.searchsorted(borders, positions, side="right")
+        if self.order == "blocks":
+            return np.sort(group)
+        # A random split is already in random order.
+        return group if self.split == "random" else generator.permutation(group)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Clustered(AvailabilityProcess):
+    """Spatial correlation: the clients of a cluster share one Markov chain, so they come and go together."""
+
+    num_clusters: int = 10
+    availability: ArrayLike | None = None
+    """One number for all clusters or one per cluster; None: 0.9 for the first half, 0.1 for the second."""
+    correlation: ArrayLike | None = None
+    """One number for all clusters or one per cluster; None: 0 for the first half, c / C for cluster c of the second."""
+    assignment: str = "blocks"
+    """"blocks": neighbouring clients share a cluster; "round-robin": client k is in cluster k mod C."""
+    reference: ClassVar[str] = CA_FED
+
+    def __post_init__(self) -> None:
+        set_field(self, num_clusters=checked_whole(self, "num_clusters", 1))
+        if self.availability is not None:
+            set_field(self, availability=checked_values(self, "availability", 0, 1))
+        if self.correlation is not None:
+            set_field(self, correlation=checked_values(self, "correlation", -1, 1))
+        checked_choice(self, "assignment", ("blocks", "round-robin"))
+
+    def start(self, clients: Clients, seed: int) -> MarkovTrace:
+        """See `AvailabilityProcess.start`."""
+        count, clusters = len(clients), self.num_clusters
+        if clusters > count:
+            raise InvalidInput(f"Clustered has {clusters} clusters, but there are only {count} clients.")
+        index = np.arange(clusters)
+        second_half = index >= clusters // 2 if clusters > 1 else np.zeros(1, dtype=np.bool_)
+        availability = np.where(second_half, 0.1, 0.9)
+        correlation = np.where(second_half, index / clusters, 0.0)
+        if self.availability is not None:
+            availability = spread(self.availability, clusters, "Clustered.availability", "clusters")  # type: ignore[arg-type]
+        if self.correlation is not None:
+            correlation = spread(self.correlation, clusters, "Clustered.correlation", "clusters")  # type: ignore[arg-type]
+        rows = np.arange(count)
+        cluster = rows * clusters // count if self.assignment == "blocks" else rows % clusters
+        return MarkovTrace(count, seed, availability=availability, correlation=correlation, cluster=cluster)

@@ -1,0 +1,124 @@
+"""What a trace looks like in numbers, and how fast the estimators learn it; made round by round."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedpick.availability.estimators import (
+    AvailabilityCounts,
+    estimate_availability,
+    estimate_correlation,
+    estimate_stationary_availability,
+    no_counts,
+    update_counts,
+)
+from fedpick.availability.process import AvailabilityProcess, Trace
+from fedpick.core.errors import InvalidInput
+from fedpick.core.types import BoolArray, Clients, FloatArray, IntArray
+
+__all__ = ["EstimationErrors", "TraceStatistics", "estimation_error_curve", "measure_trace"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TraceStatistics:
+    """A stretch of a trace in numbers."""
+
+    rates: FloatArray
+    """(N,) share of the rounds in which each client was available."""
+    available: IntArray
+    """(T,) how many clients were available in each round."""
+    autocorrelation: FloatArray
+    """(max_lag + 1,) correlation of a client's availability with itself some rounds later, pooled over the clients."""
+
+    @property
+    def empty_rounds(self) -> int:
+        """Rounds in which nobody was available."""
+        return int((self.available == 0).sum())
+
+
+def measure_trace(trace: Trace, num_rounds: int, *, start: int = 0, max_lag: int = 50) -> TraceStatistics:
+    """Rates, counts and autocorrelation over rounds start .. start + num_rounds - 1; holds max_lag + 1 masks.
+
+    The autocorrelation at lag h is the sum over clients of their covariance at that lag, over the sum of their
+    variances, each client around its own mean in this stretch.
+    """
+    if not 0 <= max_lag < num_rounds:
+        raise InvalidInput(f"max_lag must be at least 0 and below the number of rounds, {num_rounds}. Got {max_lag}.")
+    recent: deque[BoolArray] = deque(maxlen=max_lag + 1)
+    total = np.zeros(trace.num_clients, dtype=np.int64)
+    head = np.zeros((max_lag + 1, trace.num_clients), dtype=np.int64)  # sums over the first h rounds
+    together = np.zeros((max_lag + 1, trace.num_clients), dtype=np.int64)
+    available = np.zeros(num_rounds, dtype=np.int64)
+    for step in range(num_rounds):
+        mask = trace.mask(start + step)
+        recent.append(mask)
+        if step <= max_lag:
+            head[step] = total
+        total += mask
+        available[step] = mask.sum()
+        for lag, earlier in enumerate(reversed(recent)):
+            together[lag] += mask & earlier
+    # At lag h the later series misses the first h rounds, the earlier one the last h.
+    tail = np.zeros_like(head)
+    for lag, mask in enumerate(list(reversed(recent))[:max_lag], start=1):
+        tail[lag] = tail[lag - 1] + mask
+    pairs = (num_rounds - np.arange(max_lag + 1))[:, np.newaxis]
+    covariance = together / pairs - ((total - head) / pairs) * ((total - tail) / pairs)
+    variance = covariance[0].sum()
+    sums = covariance.sum(axis=1)
+    autocorrelation = sums / variance if variance > 0 else np.full(max_lag + 1, np.nan)
+    return TraceStatistics(rates=total / num_rounds, available=available, autocorrelation=autocorrelation)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EstimationErrors:
+    """Mean absolute errors over the clients, one row per seed, one column per number of observed rounds."""
+
+    observations: IntArray
+    """(P,) rounds observed."""
+    availability: FloatArray
+    """(S, P) of pi, estimated as the frequency."""
+    stationary: FloatArray
+    """(S, P) of pi, estimated as the stationary probability of the estimated chain."""
+    correlation: FloatArray
+    """(S, P) of lambda."""
+
+
+# Ten to the power of 1, 1.5, ..., 4: the points of CA-Fed's figure 4a.
+FIGURE_4A = (10, 32, 100, 316, 1000, 3162, 10_000)
+
+
+def estimation_error_curve(
+    process: AvailabilityProcess,
+    clients: Clients,
+    *,
+    observations: Sequence[int] = FIGURE_4A,
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    prior: float = 1.0,
+) -> EstimationErrors:
+    """How far the estimates are from the truth after so many rounds (CA-Fed, figure 4a): mean over clients of the
+    absolute error of pi and of lambda.
+    """
+    points = np.unique(np.asarray(observations, dtype=np.int64))
+    if points.size == 0 or points[0] < 1 or not len(seeds):
+        raise InvalidInput(f"observations must be at least 1 and there must be a seed. Got {list(observations)}.")
+    errors = np.zeros((3, len(seeds), len(points)))
+    for row, seed in enumerate(seeds):
+        trace = process.start(clients, seed)
+        counts = AvailabilityCounts(**no_counts(len(clients)))
+        column = 0
+        for round in range(int(points[-1])):
+            counts = update_counts(counts, trace.mask(round))
+            if round + 1 == points[column]:
+                estimates = (
+                    estimate_availability(counts, prior) - trace.availability,
+                    estimate_stationary_availability(counts, prior) - trace.availability,
+                    estimate_correlation(counts, prior) - trace.correlation,
+                )
+                errors[:, row, column] = [np.abs(error).mean() for error in estimates]
+                column += 1
+    return EstimationErrors(observations=points, availability=errors[0], stationary=errors[1], correlation=errors[2])
