@@ -287,13 +287,13 @@ def clients_join(policy: AnyPolicy) -> None:
     """Newcomers are taken in, the others keep their history, and the newcomers do not take all places."""
     world = FakeFederation()
     session = Session(policy, world.clients(), 0)
-    world.play(session, 30)
+    world.play(session, 60)
     session.grow(world.clients(25))
-    places = np.concatenate([selection.clients for selection in world.play(session, 20)])
+    places = np.concatenate([selection.clients for selection in world.play(session, 10)])
     if len(places) and np.mean(places >= 20) > 0.6:
         raise _fail(
             policy,
-            f"5 newcomers among 25 clients took {np.mean(places >= 20):.0%} of the places in the 20 rounds after they "
+            f"5 newcomers among 25 clients took {np.mean(places >= 20):.0%} of the places in the 10 rounds after they "
             "joined; start them at the mean of the others.",
         )
 

@@ -26,7 +26,7 @@ def clean_answers(values: NDArray[np.float64], limit: float, negative: bool = Tr
     usable = np.asarray((values >= lowest) & (values <= limit), dtype=bool)
     if values.ndim == 2:
         # One bad entry makes the whole vector worthless.
-        rows = usable.all(axis=1)
+        rows = np.asarray(usable.all(axis=1))
         silent = np.isnan(values).all(axis=1)
         return np.where(rows[:, None], values, np.nan), int((~rows & ~silent).sum())
     return np.where(usable, values, np.nan), int((~usable & ~np.isnan(values)).sum())

@@ -191,7 +191,7 @@ def read_directory(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]],
 
 def _read_npz(file: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise StateFileError(f"{file} is missing, though {_MANIFEST} names it.") from error

@@ -1,0 +1,113 @@
+"""The shape of the code base: which part may import which, what is public, and what an import costs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedpick
+
+SOURCE = Path(fedpick.__file__).parent
+
+# Each part and the parts of fedpick it may import. A module not named here belongs to the part of its first folder.
+MAY_IMPORT = {
+    "core": set(),
+    "availability": {"core"},
+    "policies": {"core", "availability"},
+    "testing": {"core"},
+    "theory": {"core", "policies"},
+    "private": {"core"},
+    "error_accounting": {"core"},
+    "data": {"core", "availability"},
+    "sim": {"core", "availability", "data", "policies"},
+    "bench": {"core", "availability", "data", "policies", "sim", "testing", "theory", "error_accounting"},
+    "report": {"core", "availability", "data", "policies", "bench", "error_accounting", "theory"},
+    "flower": {"core", "policies"},
+    "cli": {
+        *("core", "availability", "data", "policies", "sim", "bench", "report", "testing", "flower"),
+        *("theory", "private", "error_accounting"),
+    },
+}
+HEAVY = {"jax", "flwr", "pandas", "matplotlib", "plotly", "sqlalchemy", "ray", "torch", "sklearn"}
+LIGHT_PARTS = {"core", "policies", "availability", "testing"}
+
+MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """Every module imported anywhere in the file, function bodies included, but not `if TYPE_CHECKING`."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} if node.module != "fedpick" else {f"fedpick.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_one_way_only(path):
+    part = part_of(path)
+    for name in imported(path):
+        head, _, rest = name.partition(".")
+        if head == "fedpick" and rest:
+            target = rest.partition(".")[0]
+            assert target == part or target in MAY_IMPORT[part] or target == "__version__", f"{part} imports {name}"
+        if part in LIGHT_PARTS:
+            assert head not in HEAVY, f"{part} imports {head}"
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "policies").glob("[a-z]*.py")), ids=lambda path: path.name)
+def test_no_policy_imports_another(path):
+    for name in imported(path):
+        if name.startswith("fedpick.policies."):
+            assert name.split(".")[2].startswith("_"), f"{path.name} imports {name}"
+
+
+def test_import_fedpick_is_light():
+    code = f"import fedpick, sys; print(sorted({HEAVY!r} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_all_names_what_exists(path):
+    tree = ast.parse(path.read_text())
+    listed = (
+        [node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"]
+        if ("__all__" in path.read_text())
+        else []
+    )
+    for value in listed:
+        names = ast.literal_eval(value)
+        defined = {
+            target
+            for node in ast.walk(tree)
+            for target in (
+                [node.name]
+                if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+                else [t.id for t in node.targets if isinstance(t, ast.Name)]
+                if isinstance(node, ast.Assign)
+                else [node.target.id]
+                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+                else [a.asname or a.name for a in node.names]
+                if isinstance(node, (ast.Import, ast.ImportFrom))
+                else []
+            )
+        }
+        assert len(names) == len(set(names))
+        assert set(names) <= defined, f"__all__ names {set(names) - defined}"
+
+
+def test_the_public_names_are_these_and_sorted():
+    assert fedpick.__all__ == sorted(fedpick.__all__)
+    for name in fedpick.__all__:
+        assert hasattr(fedpick, name) or importlib.import_module(f"fedpick.{name}")
