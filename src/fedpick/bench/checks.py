@@ -1,0 +1,154 @@
+"""What can be wrong with the content of a spec: sections, names, options, values and their combinations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedpick.bench.schema import Option, Problem, Registries, check_options, first_error, nearest
+
+__all__ = ["POLICY_KEYS", "content_problems", "run_problems", "section_problems"]
+
+Path = tuple[str | int, ...]
+
+_SECTIONS = ("title", "data", "partition", "task", "local", "server", "availability", "faults", "run", "policies")
+_RUN_KEYS = [
+    Option("rounds", int, required=True),
+    Option("budget", int),
+    Option("seeds", int | list[int]),
+    Option("evaluate_every", int),
+    Option("targets", list[float]),
+]
+# Keys that are not handed to the thing itself.
+_OWN_SEED = Option("seed", int)
+POLICY_KEYS = [Option("name", str), Option("label", str), Option("local", dict), Option("server", dict)]
+
+
+def section_problems(content: Mapping[str, Any]) -> list[Problem]:
+    """Sections that are unknown, missing or of the wrong kind."""
+    problems = [
+        Problem((key,), f"There is no section {key!r}.{nearest(key, _SECTIONS)} Known: {', '.join(_SECTIONS)}.")
+        for key in content
+        if key not in _SECTIONS
+    ]
+    for key in ("data", "partition", "task", "local", "run", "policies"):
+        if key not in content:
+            problems.append(Problem((key,), f"The section [{key}] is missing."))
+    for key, value in content.items():
+        if key == "title":
+            if not isinstance(value, str):
+                problems.append(Problem((key,), f"title must be text. Got {value!r}."))
+        elif key == "policies":
+            if not isinstance(value, list) or not value or not all(isinstance(entry, dict) for entry in value):
+                problems.append(
+                    Problem((key,), "policies must be tables, at least one: [[policies]] with name = '...'")
+                )
+        elif key in _SECTIONS and not isinstance(value, dict):
+            problems.append(Problem((key,), f"{key} must be a section, [{key}]. Got {value!r}."))
+    return problems
+
+
+def content_problems(content: Mapping[str, Any], known: Registries) -> list[Problem]:
+    """Everything wrong inside the sections."""
+    # Names first, in every section: they are what is mistyped most.
+    problems: list[Problem] = []
+    for section in ("data", "partition", "task", "availability"):
+        if section in content:
+            problems += _named_problems(section, content[section], known, (section,), extra=[_OWN_SEED])
+    for section in ("local", "server", "faults"):
+        options = content.get(section, {})
+        if options or section == "local":
+            problems += _settings_problems(section, options, known, (section,))
+    problems += run_problems(content["run"])
+    problems += _policy_problems(content, known)
+    return problems
+
+
+def _named_problems(
+    section: str, table: Mapping[str, Any], known: Registries, path: Path, extra: list[Option]
+) -> list[Problem]:
+    name = table.get("name")
+    if not isinstance(name, str):
+        return [Problem(path, f"[{section}] needs a name, as text. Got {name!r}.")]
+    names = list(known.names[section]())
+    kind = {"data": "data set", "policies": "policy", "availability": "availability process"}.get(section, section)
+    if name not in names:
+        message = f"There is no {kind} named {name!r}.{nearest(name, names)} Known: {', '.join(sorted(names))}."
+        return [Problem((*path, "name"), message)]
+    own = [Option("name", str), *extra]
+    skipped = {option.name for option in own}
+    given = {key: value for key, value in table.items() if key not in skipped}
+    options = known.options[section](name)
+    problems = check_options(f"[{section}] {name}", {k: table[k] for k in table if k in skipped}, own, path)
+    problems += check_options(f"[{section}] {name}", given, options, path)
+    if not problems and section in known.build and (error := first_error(known.build[section], name, **given)):
+        problems.append(Problem(path, f"[{section}] {name}: {error}"))
+    return problems
+
+
+def _settings_problems(section: str, table: Mapping[str, Any], known: Registries, path: Path) -> list[Problem]:
+    problems = check_options(f"[{section}]", table, known.options[section](""), path)
+    if not problems and section in known.build and (error := first_error(known.build[section], **table)):
+        problems.append(Problem(path, f"[{section}]: {error}"))
+    return problems
+
+
+def run_problems(run: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong with the section [run]."""
+    problems = check_options("[run]", run, _RUN_KEYS, ("run",))
+    if problems:
+        return problems
+
+    def refuse(key: str, message: str) -> None:
+        problems.append(Problem(("run", key), f"[run]: {message}"))
+
+    for key in ("rounds", "budget", "evaluate_every"):
+        if key in run and run[key] < 1:
+            refuse(key, f"{key!r} must be a whole number of at least 1. Got {run[key]}.")
+    every = run.get("evaluate_every", 1)
+    if not problems and every > run["rounds"]:
+        refuse("evaluate_every", f"evaluate_every = {every} evaluates none of the {run['rounds']} rounds.")
+    seeds = run.get("seeds", [0])
+    if isinstance(seeds, int) and seeds < 1:
+        refuse("seeds", f"'seeds' must be a number of at least 1 or a list of seeds. Got {seeds}.")
+    if isinstance(seeds, list):
+        if not seeds or min(seeds) < 0:
+            refuse("seeds", f"'seeds' must be whole numbers of at least 0, at least one. Got {seeds}.")
+        if len(set(seeds)) < len(seeds):
+            refuse("seeds", f"every seed may be there once. Got {seeds}.")
+    for target in run.get("targets", []):
+        if not 0 < target <= 1:
+            refuse("targets", f"a target is a test accuracy in (0, 1], such as 0.69. Got {target}.")
+    return problems
+
+
+def _policy_problems(content: Mapping[str, Any], known: Registries) -> list[Problem]:
+    problems: list[Problem] = []
+    labels: dict[str, int] = {}
+    for position, table in enumerate(content["policies"]):
+        path = ("policies", position)
+        found = _named_problems("policies", table, known, path, extra=POLICY_KEYS[1:])
+        if not found:
+            found = _policy_value_problems(content, table, known, path)
+        problems += found
+        label = table.get("label", table.get("name"))
+        if isinstance(label, str) and labels.setdefault(label, position) != position:
+            problems.append(
+                Problem(path, f"Two policies are called {label!r}: give this one a label = '...' of its own.")
+            )
+    return problems
+
+
+def _policy_value_problems(
+    content: Mapping[str, Any], table: Mapping[str, Any], known: Registries, path: Path
+) -> list[Problem]:
+    own = {option.name for option in POLICY_KEYS}
+    parameters = {key: value for key, value in table.items() if key not in own}
+    if error := first_error(known.build_policy, table["name"], **parameters):
+        return [Problem(path, f"policy {table['name']}: {error}")]
+    problems: list[Problem] = []
+    for section in ("local", "server"):
+        if section in table:
+            merged = {**content.get(section, {}), **table[section]}
+            problems += _settings_problems(section, merged, known, (*path, section))
+    return problems
