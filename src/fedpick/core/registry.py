@@ -22,6 +22,11 @@ ENTRY_POINT_GROUP = "fedpick.policies"
 BUILT_IN: dict[str, str] = {
     "uniform": "fedpick.policies.uniform:Uniform",
     "md": "fedpick.policies.multinomial:Multinomial",
+    "pow-d": "fedpick.policies.power_of_choice:PowerOfChoice",
+    "cpow-d": "fedpick.policies.power_of_choice:MiniBatchPowerOfChoice",
+    "rpow-d": "fedpick.policies.power_of_choice:RememberingPowerOfChoice",
+    "adapow-d": "fedpick.policies.power_of_choice:AdaptivePowerOfChoice",
+    "afl": "fedpick.policies.active:ActiveLearning",
 }
 
 

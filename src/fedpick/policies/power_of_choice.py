@@ -1,0 +1,389 @@
+"""Power-of-Choice: draw a few candidates, train those on which the model is worst (Cho, Wang, Joshi 2022).
+
+Algorithm (section 4), with m = budget, p_k = importance and d = the number of candidates, m <= d <= K:
+
+1. draw d candidates among the available clients, without replacement, with probability p_k (one after the other);
+2. learn the loss of the current model for every candidate;
+3. train the m candidates with the largest losses, ties broken at random; the model moves by the plain mean, 1/m.
+
+The variants differ in where the loss comes from and in how d changes:
+
+- `pow-d`     asks every candidate for its loss on all its local data;
+- `cpow-d`    asks for the loss on one mini-batch (algorithm 1 of the appendix);
+- `rpow-d`    asks nothing: it ranks by the mean training loss that a client reported the last time it trained; a client
+              never tried counts as infinite (algorithm 2);
+- `adapow-d`  lets d fall to m, by halving or by one drop, so that the bias of preferring large losses dies out.
+
+With d = m all of them are sampling without replacement by p_k; with d = K, `pow-d` is the exact top m. The paper's
+"rand" is the policy `md`.
+
+Options where the authors' supplement differs from the text: `first_round="uniform"` draws the very first cohort
+uniformly, without asking anybody. FedGS's comparison has no candidate draw: `num_candidates="all"`.
+Deviations:
+- where every candidate will train anyway (d = m, or few available) nobody is asked: no answer could change the choice;
+- a client that gave no answer ranks last: it fills up a cohort but never wins a place. If nobody answered, the cohort
+  is a random part of the candidates;
+- `rpow-d` spends the infinite value on the first attempt. A client that did not complete its latest attempt counts as
+  the mean of the known losses until it completes again, otherwise clients that died with a large loss are picked for
+  ever; one that completed without ever reporting a usable loss ranks last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpick.core.errors import InvalidInput, require
+from fedpick.core.policy import Policy, Signal
+from fedpick.core.sampling import cumulative, sample_uniform, sample_weighted, top_k
+from fedpick.core.state import derived, per_client
+from fedpick.core.types import Clients, Outcome, Probe, RoundContext, Selection
+
+__all__ = ["AdaptivePowerOfChoice", "MiniBatchPowerOfChoice", "PowerOfChoice", "RememberingPowerOfChoice"]
+
+_REFERENCE = """
+    @inproceedings{cho2022towards,
+      title = {Towards Understanding Biased Client Selection in Federated Learning},
+      author = {Cho, Yae Jee and Wang, Jianyu and Joshi, Gauri},
+      booktitle = {Artificial Intelligence and Statistics (AISTATS)},
+      year = {2022}
+    }"""
+
+# The schedule of the paper's quadratic experiments, for an adapow-d that was given none.
+_PAPER_HALVE_EVERY = 5000
+
+
+@dataclass(frozen=True)
+class CandidateState:
+    """What drawing candidates takes: nothing is learnt."""
+
+    running: NDArray[np.float64] = derived()
+    """(N,) cumulative importance."""
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _check_common(policy: Any) -> None:
+    wanted = policy.num_candidates
+    named = wanted is None or (isinstance(wanted, str) and wanted == "all")
+    require(named or _is_whole(wanted, 1), policy, "num_candidates", "a whole number of at least 1, 'all' or None")
+    require(policy.first_round in ("candidates", "uniform"), policy, "first_round", "'candidates' or 'uniform'")
+
+
+def _count(wanted: int | Literal["all"] | None, context: RoundContext) -> int:
+    """How many candidates to draw: d of the paper, never fewer than the budget."""
+    if wanted is None:
+        return 2 * context.budget
+    return len(context.clients) if wanted == "all" else max(int(wanted), context.budget)
+
+
+def _draw(
+    running: NDArray[np.float64], context: RoundContext, count: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Step 1: `count` available clients without replacement, with probability p_k."""
+    reachable = int(np.count_nonzero(context.available))
+    if count >= reachable:
+        return np.flatnonzero(context.available)
+    return sample_weighted(context.clients.importance, running, context.available, count, rng)
+
+
+def _opens_uniformly(first_round: str, context: RoundContext) -> bool:
+    return first_round == "uniform" and context.index == 0
+
+
+def _ask(
+    state: CandidateState,
+    context: RoundContext,
+    rng: np.random.Generator,
+    *,
+    count: int,
+    first_round: str,
+    batch_size: int | None = None,
+) -> tuple[Probe, ...]:
+    """Steps 1 and 2: draw candidates and ask for their losses, unless all of them will train anyway."""
+    if context.budget == 0 or _opens_uniformly(first_round, context):
+        return ()
+    candidates = _draw(state.running, context, count, rng)
+    if len(candidates) <= context.budget:
+        return ()
+    return (Probe(clients=candidates, signal=Signal.LOSS, batch_size=batch_size),)
+
+
+def _select_from_answers(
+    state: CandidateState, context: RoundContext, rng: np.random.Generator, first_round: str
+) -> Selection:
+    """Step 3, on the answers to the probe; without a probe the candidates are the cohort."""
+    if context.measurements:
+        answers = context.measurements[0]
+        return _largest(answers.clients, answers.values, context.budget, rng)
+    return _unranked(state.running, context, rng, first_round)
+
+
+def _unranked(
+    running: NDArray[np.float64], context: RoundContext, rng: np.random.Generator, first_round: str
+) -> Selection:
+    """The cohort where no ranking is needed."""
+    if _opens_uniformly(first_round, context):
+        chosen = sample_uniform(context.available, context.budget, rng)
+    else:
+        chosen = _draw(running, context, context.budget, rng)
+    return _equal_weights(chosen, {"candidates": len(chosen)})
+
+
+def _largest(
+    candidates: NDArray[np.int64], losses: NDArray[np.float64], budget: int, rng: np.random.Generator
+) -> Selection:
+    """The candidates with the largest losses; NaN ranks last, infinity (never tried) first."""
+    ranked = top_k(losses, budget, rng)
+    diagnostics: dict[str, Any] = {"candidates": len(candidates)}
+    if silent := int(np.isnan(losses).sum()):
+        diagnostics["unanswered"] = silent
+    if untried := int(np.isposinf(losses).sum()):
+        diagnostics["untried"] = untried
+    for name, values in (("candidate_loss", losses), ("cohort_loss", losses[ranked])):
+        if (finite := values[np.isfinite(values)]).size:
+            diagnostics[name] = float(finite.mean())
+    return _equal_weights(candidates[ranked], diagnostics)
+
+
+def _equal_weights(chosen: NDArray[np.int64], diagnostics: dict[str, Any]) -> Selection:
+    weights = np.full(len(chosen), 1 / max(len(chosen), 1))
+    return Selection(clients=chosen, weights=weights, diagnostics=diagnostics)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PowerOfChoice(Policy[CandidateState]):
+    """Of some candidates drawn by importance, those with the largest loss of the current model.
+
+    Args:
+        num_candidates: d, raised to the budget where smaller; None: twice the budget; "all": everybody available.
+        first_round: "candidates" as in the paper; "uniform" draws the first cohort uniformly, as the authors' code.
+
+    Five clients with losses 1 to 5, all of them candidates, and two places:
+
+    >>> from fedpick import Clients, Session
+    >>> session = Session(PowerOfChoice(num_candidates="all"), Clients(num_examples=np.ones(5)))
+    >>> session.ask(budget=2, measure=lambda probe: probe.clients + 1.0).clients
+    array([4, 3])
+    """
+
+    num_candidates: int | Literal["all"] | None = None
+    first_round: Literal["candidates", "uniform"] = "candidates"
+
+    reference: ClassVar[str] = _REFERENCE
+
+    def __post_init__(self) -> None:
+        _check_common(self)
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        """The loss of the current model, from the candidates."""
+        return frozenset({Signal.LOSS})
+
+    def init(self, clients: Clients, rng: np.random.Generator) -> CandidateState:
+        """Only the running sum of the importance."""
+        return CandidateState(running=cumulative(clients.importance))
+
+    def probe(self, state: CandidateState, context: RoundContext, rng: np.random.Generator) -> tuple[Probe, ...]:
+        """Ask the candidates for their loss on all local data."""
+        count = _count(self.num_candidates, context)
+        return _ask(state, context, rng, count=count, first_round=self.first_round)
+
+    def select(
+        self, state: CandidateState, context: RoundContext, rng: np.random.Generator
+    ) -> tuple[Selection, CandidateState]:
+        """Take the candidates with the largest losses."""
+        return _select_from_answers(state, context, rng, self.first_round), state
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class MiniBatchPowerOfChoice(Policy[CandidateState]):
+    """Power-of-Choice that estimates the candidates' losses from one mini-batch each.
+
+    Args:
+        num_candidates: d, raised to the budget where smaller; None: twice the budget; "all": everybody available.
+        batch_size: examples in the mini-batch, b of the paper.
+        first_round: "candidates" as in the paper; "uniform" draws the first cohort uniformly, as the authors' code.
+    """
+
+    num_candidates: int | Literal["all"] | None = None
+    batch_size: int = 64
+    first_round: Literal["candidates", "uniform"] = "candidates"
+
+    reference: ClassVar[str] = _REFERENCE
+
+    def __post_init__(self) -> None:
+        _check_common(self)
+        require(_is_whole(self.batch_size, 1), self, "batch_size", "a whole number of at least 1")
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        """The loss of the current model, from the candidates."""
+        return frozenset({Signal.LOSS})
+
+    def init(self, clients: Clients, rng: np.random.Generator) -> CandidateState:
+        """Only the running sum of the importance."""
+        return CandidateState(running=cumulative(clients.importance))
+
+    def probe(self, state: CandidateState, context: RoundContext, rng: np.random.Generator) -> tuple[Probe, ...]:
+        """Ask the candidates for their loss on one mini-batch."""
+        count = _count(self.num_candidates, context)
+        return _ask(state, context, rng, count=count, first_round=self.first_round, batch_size=self.batch_size)
+
+    def select(
+        self, state: CandidateState, context: RoundContext, rng: np.random.Generator
+    ) -> tuple[Selection, CandidateState]:
+        """Take the candidates with the largest losses."""
+        return _select_from_answers(state, context, rng, self.first_round), state
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class AdaptivePowerOfChoice(Policy[CandidateState]):
+    """Power-of-Choice whose number of candidates falls to the budget, so that its bias dies out.
+
+    At most one of `halve_every` and `drop_at` is given; with neither, d is halved every 5,000 rounds, the schedule of
+    the paper's quadratic experiments.
+
+    Args:
+        num_candidates: d in round 0; None and "all": the number of clients in the table, K.
+        halve_every: halve d (rounded down) after every so many rounds, until it is the budget.
+        drop_at: from this round on (the first is 0), d is the budget.
+        first_round: "candidates" as in the paper; "uniform" draws the first cohort uniformly, as the authors' code.
+    """
+
+    num_candidates: int | Literal["all"] | None = None
+    halve_every: int | None = None
+    drop_at: int | None = None
+    first_round: Literal["candidates", "uniform"] = "candidates"
+
+    reference: ClassVar[str] = _REFERENCE
+
+    def __post_init__(self) -> None:
+        _check_common(self)
+        for parameter, least in (("halve_every", 1), ("drop_at", 0)):
+            value = getattr(self, parameter)
+            expected = f"a whole number of at least {least}, or None"
+            require(value is None or _is_whole(value, least), self, parameter, expected)
+        if self.halve_every is not None and self.drop_at is not None:
+            raise InvalidInput(
+                f"AdaptivePowerOfChoice takes one schedule. Got halve_every={self.halve_every} and "
+                f"drop_at={self.drop_at}: leave one out."
+            )
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        """The loss of the current model, from the candidates."""
+        return frozenset({Signal.LOSS})
+
+    def candidates_in_round(self, index: int, num_clients: int, budget: int) -> int:
+        """How many candidates, d, the schedule gives for a round.
+
+        >>> policy = AdaptivePowerOfChoice(halve_every=100)
+        >>> [policy.candidates_in_round(index, num_clients=30, budget=3) for index in (0, 99, 100, 200, 300, 400)]
+        [30, 30, 15, 7, 3, 3]
+        """
+        start = num_clients if self.num_candidates in (None, "all") else int(self.num_candidates or 0)
+        if self.drop_at is not None:
+            return max(budget, 0 if index >= self.drop_at else start)
+        return max(budget, start >> (index // (self.halve_every or _PAPER_HALVE_EVERY)))
+
+    def init(self, clients: Clients, rng: np.random.Generator) -> CandidateState:
+        """Only the running sum of the importance: the schedule is a function of the round."""
+        return CandidateState(running=cumulative(clients.importance))
+
+    def probe(self, state: CandidateState, context: RoundContext, rng: np.random.Generator) -> tuple[Probe, ...]:
+        """Ask this round's candidates for their loss; nobody once d is the budget."""
+        count = self.candidates_in_round(context.index, len(context.clients), context.budget)
+        return _ask(state, context, rng, count=count, first_round=self.first_round)
+
+    def select(
+        self, state: CandidateState, context: RoundContext, rng: np.random.Generator
+    ) -> tuple[Selection, CandidateState]:
+        """Take the candidates with the largest losses."""
+        return _select_from_answers(state, context, rng, self.first_round), state
+
+
+# What is known of a client's loss in rpow-d.
+_UNTRIED, _KNOWN, _SILENT, _UNUSABLE = range(4)
+
+
+@dataclass(frozen=True)
+class RememberedLosses:
+    """The latest report of every client, without NaN or infinity: what a missing one counts as is decided on use."""
+
+    loss: NDArray[np.float64] = per_client()
+    """(N,) mean training loss of the latest usable report; 0 where there was none."""
+    report: NDArray[np.int8] = per_client()
+    """(N,) 0: never tried; 1: `loss` holds; 2: did not complete its latest attempt; 3: completed, no usable report."""
+    running: NDArray[np.float64] = derived()
+    """(N,) cumulative importance."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RememberingPowerOfChoice(Policy[RememberedLosses]):
+    """Power-of-Choice without questions: candidates are ranked by the training loss they last reported.
+
+    Args:
+        num_candidates: d, raised to the budget where smaller; None: twice the budget; "all": everybody available.
+        first_round: "candidates" as in the paper; "uniform" draws the first cohort uniformly, as the authors' code.
+    """
+
+    num_candidates: int | Literal["all"] | None = None
+    first_round: Literal["candidates", "uniform"] = "candidates"
+
+    reference: ClassVar[str] = _REFERENCE
+
+    def __post_init__(self) -> None:
+        _check_common(self)
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        """The mean training loss that comes back with every update."""
+        return frozenset({Signal.TRAIN_LOSS})
+
+    def init(self, clients: Clients, rng: np.random.Generator) -> RememberedLosses:
+        """Nobody has been tried."""
+        return RememberedLosses(
+            loss=np.zeros(len(clients)),
+            report=np.full(len(clients), _UNTRIED, dtype=np.int8),
+            running=cumulative(clients.importance),
+        )
+
+    def select(
+        self, state: RememberedLosses, context: RoundContext, rng: np.random.Generator
+    ) -> tuple[Selection, RememberedLosses]:
+        """Draw the candidates and take those with the largest remembered losses."""
+        if _opens_uniformly(self.first_round, context):
+            return _unranked(state.running, context, rng, self.first_round), state
+        candidates = _draw(state.running, context, _count(self.num_candidates, context), rng)
+        return _largest(candidates, _ranking_values(state, candidates), context.budget, rng), state
+
+    def observe(self, state: RememberedLosses, outcome: Outcome) -> RememberedLosses:
+        """Keep the reports of those who completed; every attempt spends the infinite value."""
+        loss, report = state.loss.copy(), state.report.copy()
+        tried, usable = outcome.clients, outcome.completed & ~np.isnan(outcome.train_loss)
+        loss[tried[usable]] = outcome.train_loss[usable]
+        # Who completed without a usable report keeps the latest one that was.
+        without = np.where(state.report[tried] == _KNOWN, _KNOWN, _UNUSABLE)
+        report[tried] = np.where(usable, _KNOWN, np.where(outcome.completed, without, _SILENT))
+        return replace(state, loss=loss, report=report)
+
+
+def _ranking_values(state: RememberedLosses, candidates: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What the candidates' losses count as: infinite, as reported, the mean of the known, or NaN (last)."""
+    known = state.report == _KNOWN
+    mean = float(state.loss[known].mean()) if known.any() else 0.0
+    of_kind = {_UNTRIED: np.inf, _SILENT: mean, _UNUSABLE: np.nan}
+    values = state.loss[candidates]
+    for kind, value in of_kind.items():
+        values[state.report[candidates] == kind] = value
+    return values
