@@ -39,7 +39,7 @@ def least_norm_sizes(
     value, x, slope = _dual(fractions, wanted, multipliers)
     for _ in range(iterations + 1):
         if np.abs(slope).max() <= tolerance * clients:
-            return np.multiply(x, unit, dtype=np.float64)
+            return np.asarray(x * unit)
         if value > 1e8 * clients**2:  # the dual runs away: the equations have no non-negative solution
             return None
         step = _newton_step(fractions, x > 0, slope)
@@ -58,8 +58,7 @@ def _newton_step(fractions: FloatArray, active: NDArray[np.bool_], slope: FloatA
     curvature = columns @ columns.T
     # Too few active clients make the curvature singular; the ridge is far below what the tolerance can see.
     ridge = 1e-13 * max(float(np.trace(curvature)), 1.0)
-    step: FloatArray = np.linalg.solve(curvature + ridge * np.eye(len(slope)), slope)
-    return step
+    return np.asarray(np.linalg.solve(curvature + ridge * np.eye(len(slope)), slope), dtype=np.float64)
 
 
 def _line_search(

@@ -191,5 +191,4 @@ def _positions(first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.
     """All positions of the ranges first[k]:last[k], one after the other."""
     lengths = last - first
     begins = np.cumsum(lengths) - lengths
-    positions: NDArray[np.int64] = np.arange(lengths.sum())
-    return positions + np.repeat(first - begins, lengths)
+    return np.asarray(np.arange(lengths.sum()) + np.repeat(first - begins, lengths))
