@@ -1,0 +1,57 @@
+"""JAX, imported only when it is needed, with a compilation cache that outlives the process."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedpick.core.errors import MissingDependency
+
+__all__ = ["cache_directory", "default_shards", "on_cpu", "require_jax"]
+
+
+def cache_directory() -> Path:
+    """Where fedpick keeps what can be made again: `FEDPICK_CACHE`, or `fedpick` in the user's cache directory."""
+    if given := os.environ.get("FEDPICK_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpick"
+
+
+@cache
+def require_jax() -> Any:
+    """The jax module, set up once per process."""
+    try:
+        import jax
+    except ModuleNotFoundError as error:
+        raise MissingDependency("The simulator needs JAX. Install it with: pip install 'fedpick[sim]'") from error
+    # A user who set a cache of their own, or switched it off, keeps that choice.
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is None and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        directory = cache_directory() / "compiled"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return jax  # A read-only home is no reason not to run.
+        settings = {
+            "jax_compilation_cache_dir": str(directory),
+            "jax_persistent_cache_min_compile_time_secs": 0.1,
+            "jax_persistent_cache_min_entry_size_bytes": 0,
+        }
+        for name, value in settings.items():
+            jax.config.update(name, value)  # type: ignore[no-untyped-call]
+    return jax
+
+
+def on_cpu() -> bool:
+    """Whether JAX computes on the CPU here: convolutions and batching are laid out differently there."""
+    return bool(require_jax().default_backend() == "cpu")
+
+
+def default_shards(heavy: bool) -> int:
+    """Into how many pieces a cohort is cut: one per core for a heavy model on a CPU, else one.
+
+    XLA runs a batched product on about one core, so a CPU needs several programs side by side; a small model would
+    only wait for the threads.
+    """
+    return min(os.cpu_count() or 1, 8) if heavy and on_cpu() else 1

@@ -1,0 +1,159 @@
+"""The loop: ask the session, train, tell it, look at the model, and hand out one record per round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpick.core.errors import InvalidInput, OutOfOrder
+from fedpick.core.policy import Signal
+from fedpick.core.session import Session
+from fedpick.core.types import Outcome, Selection, aggregation_weights
+from fedpick.sim.accounts import Counters, Timings
+from fedpick.sim.simulator import Simulator
+
+__all__ = ["RoundRecord", "simulate"]
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+
+class Masks(Protocol):
+    """Who can be reached: `fedpick.availability` traces have this shape."""
+
+    def mask(self, round: int) -> BoolArray:
+        """(N,) who is available in this round."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundRecord:
+    """What happened in one round. All but `timings` is the same on every run of the same setting on one machine."""
+
+    index: int
+    selection: Selection
+    outcome: Outcome
+    weights: FloatArray
+    """(k,) with which each update entered the model; 0 for those that did not."""
+    available: BoolArray | None
+    """(N,) the mask; None: everybody."""
+    num_available: int
+    test_loss: float | None
+    """After the round, on the central test set; None when not evaluated in this round."""
+    test_accuracy: float | None
+    losses: FloatArray | None
+    """(N,) everybody's loss after the round; None when not measured."""
+    objective: float | None
+    """Their mean weighted by importance: the global objective."""
+    local_accuracy: float | None
+    """Mean accuracy on the clients' own test data, weighted by importance; None when not measured."""
+    counters: Counters
+    """Communication since the start of the run."""
+    timings: Timings
+    """Seconds spent in this round."""
+
+    @property
+    def skipped(self) -> bool:
+        """Nobody was selected."""
+        return len(self.selection.clients) == 0
+
+
+def simulate(
+    simulator: Simulator,
+    session: Session,
+    *,
+    rounds: int,
+    budget: int | None = None,
+    availability: Masks | None = None,
+    evaluate_every: int | None = 1,
+    losses_every: int | None = None,
+    local_accuracy_every: int | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
+) -> Iterator[RoundRecord]:
+    """Run until `rounds` rounds are done, one record each; a session and a simulator that were loaded go on.
+
+    Args:
+        simulator: trains and measures.
+        session: decides. It must be in the same round as the simulator.
+        rounds: total, those before a resume included.
+        budget: at most so many clients per round; None: everybody available.
+        availability: who can be reached in each round; None: everybody. A round in which nobody can is asked and
+            told like any other, with an empty selection.
+        evaluate_every: test accuracy after every so many rounds and after the last; None: never.
+        losses_every: the losses of everybody, likewise.
+        local_accuracy_every: the accuracy on the clients' own test data, likewise.
+        on_round: called with every record before it is yielded.
+    """
+    for name, every in (("evaluate_every", evaluate_every), ("losses_every", losses_every)):
+        if every is not None and every < 1:
+            raise InvalidInput(f"{name} must be None or at least 1. Got {every}.")
+    if len(session.clients) != len(simulator.clients):
+        raise InvalidInput(
+            f"The session has {len(session.clients)} clients and the simulator {len(simulator.clients)}. "
+            "Build the session with simulator.clients."
+        )
+    if session.round != simulator.round:
+        raise OutOfOrder(
+            f"The session is in round {session.round} and the simulator in round {simulator.round}. "
+            "Save and load both at the same round."
+        )
+    report = session.policy.needs & {Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.DURATION, Signal.UPDATE_NORM}
+
+    def due(every: int | None, index: int) -> bool:
+        return every is not None and ((index + 1) % every == 0 or index + 1 == rounds)
+
+    while simulator.round < rounds:
+        index, before = simulator.round, simulator.timings
+        mask = None if availability is None else availability.mask(index)
+        selection, outcome = _one_round(simulator, session, mask, budget, report)
+        looks = _look(
+            simulator,
+            evaluate=due(evaluate_every, index),
+            losses=due(losses_every, index),
+            local_accuracy=due(local_accuracy_every, index),
+        )
+        record = RoundRecord(
+            index=index,
+            selection=selection,
+            outcome=outcome,
+            weights=aggregation_weights(selection, outcome.completed, simulator.clients),
+            available=mask,
+            num_available=len(session.clients) if mask is None else int(np.count_nonzero(mask)),
+            counters=simulator.counters,
+            timings=simulator.timings.since(before),
+            **looks,
+        )
+        if on_round is not None:
+            on_round(record)
+        yield record
+
+
+def _one_round(
+    simulator: Simulator, session: Session, mask: BoolArray | None, budget: int | None, report: frozenset[Signal]
+) -> tuple[Selection, Outcome]:
+    start, measured = time.perf_counter(), simulator.timings.measure
+    selection = session.ask(available=mask, budget=budget, measure=simulator.measure)
+    thinking = time.perf_counter() - start - (simulator.timings.measure - measured)
+    outcome = simulator.train(selection, report=report)
+    start = time.perf_counter()
+    session.tell(outcome)
+    thinking += time.perf_counter() - start
+    simulator.timings = replace(simulator.timings, select=simulator.timings.select + thinking)
+    return selection, outcome
+
+
+def _look(simulator: Simulator, *, evaluate: bool, losses: bool, local_accuracy: bool) -> dict[str, Any]:
+    test_loss, test_accuracy = simulator.evaluate() if evaluate else (None, None)
+    everybody = simulator.client_losses() if losses else None
+    return {
+        "test_loss": test_loss,
+        "test_accuracy": test_accuracy,
+        "losses": everybody,
+        "objective": None if everybody is None else simulator.weighted(everybody),
+        "local_accuracy": simulator.weighted(simulator.evaluate_clients()[1]) if local_accuracy else None,
+    }

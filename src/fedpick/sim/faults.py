@@ -1,0 +1,89 @@
+"""Faults in simulation: clients that drop out, answer late or send NaN. Seeded, and a function of (seed, round, client)
+alone, so that every policy meets the same misfortunes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from fedpick.core.errors import InvalidInput
+from fedpick.core.rng import Purpose
+from fedpick.sim import counter
+from fedpick.sim.local import _at_least
+
+__all__ = ["FaultDraw", "Faults"]
+
+BoolArray = NDArray[np.bool_]
+
+
+class FaultDraw(NamedTuple):
+    """What happens to the chosen clients of one round, (k,) each."""
+
+    dropped: BoolArray
+    """Never answers."""
+    late: BoolArray
+    """Answers after the deadline: its update is sent but not used."""
+    poisoned: BoolArray
+    """Answers in time, with NaN."""
+    duration: NDArray[np.float64]
+    """Seconds until the answer; NaN where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """What may go wrong.
+
+    A client's duration is (latency + seconds_per_example * examples it goes through) * speed * jitter. Its speed is
+    lognormal with the spread `speed_spread` and stays for the whole run; its jitter is drawn anew in every round.
+    """
+
+    dropout: float = 0.0
+    """Probability that a chosen client never answers."""
+    nan: float = 0.0
+    """Probability that a client that answers sends NaN."""
+    silence: float = 0.0
+    """Probability that a probed client does not answer the probe."""
+    deadline: float = np.inf
+    """Seconds the server waits."""
+    latency: float = 1.0
+    seconds_per_example: float = 0.0
+    speed_spread: float = 0.0
+    """Standard deviation of the logarithm of a client's speed."""
+    jitter: float = 0.0
+    """Standard deviation of the logarithm of the round's disturbance."""
+
+    def __post_init__(self) -> None:
+        for name in ("dropout", "nan", "silence"):
+            _at_least(self, name, 0.0)
+            if getattr(self, name) > 1:
+                raise InvalidInput(f"Faults.{name} is a probability, 0 to 1. Got {getattr(self, name)!r}.")
+        for name in ("latency", "seconds_per_example", "speed_spread", "jitter"):
+            _at_least(self, name, 0.0)
+        if not self.deadline > 0:
+            raise InvalidInput(f"Faults.deadline must be larger than 0. Got {self.deadline!r}.")
+
+    def draw(self, seed: int, round: int, clients: NDArray[np.int64], examples: NDArray[np.int64]) -> FaultDraw:
+        """What happens to these clients, who go through so many examples each."""
+        identity = clients.astype(np.uint32)
+        per_run = counter.fold(counter.key_from(seed, int(Purpose.FAULTS)), identity)
+        per_round = counter.fold(counter.key_from(seed, int(Purpose.FAULTS), round), identity)
+
+        def uniform(key: counter.Key, which: int) -> NDArray[np.float64]:
+            return np.asarray(counter.uniform_floats(key, np.array([which], np.uint32)))
+
+        dropped = uniform(per_round, 0) < self.dropout
+        spread = self.speed_spread * ndtri(uniform(per_run, 1)) + self.jitter * ndtri(uniform(per_round, 2))
+        duration = (self.latency + self.seconds_per_example * examples) * np.exp(spread)
+        late = ~dropped & (duration > self.deadline)
+        poisoned = ~dropped & ~late & (uniform(per_round, 3) < self.nan)
+        return FaultDraw(dropped, late, poisoned, np.where(dropped, np.nan, duration))
+
+    def silent(self, seed: int, round: int, clients: NDArray[np.int64]) -> BoolArray:
+        """(d,) which probed clients give no answer in this round."""
+        key = counter.fold(counter.key_from(seed, int(Purpose.FAULTS), round), clients.astype(np.uint32))
+        return np.asarray(counter.uniform_floats(key, np.array([4], np.uint32)) < self.silence)

@@ -1,0 +1,86 @@
+"""The pieces the models are made of: layers with PyTorch's default initialisation, convolutions fit for a CPU, losses.
+
+Images are (batch, height, width, channels). A convolution's weight is (kernel * kernel * channels, filters), with the
+rows in the order (row, column, channel).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedpick.sim import counter
+from fedpick.sim.devices import on_cpu
+
+__all__ = ["convolution", "cross_entropy", "dense", "dropout", "init_dense", "max_pool"]
+
+Array = Any
+
+
+def init_dense(key: Array, inputs: int, outputs: int, zero: bool = False, zero_bias: bool = False) -> dict[str, Array]:
+    """PyTorch's default: weight and bias uniform in +-1/sqrt(inputs)."""
+    bound = 1.0 / math.sqrt(inputs)
+    weight_key, bias_key = jax.random.split(key)
+    weight = jax.random.uniform(weight_key, (inputs, outputs), jnp.float32, -bound, bound)
+    bias = jax.random.uniform(bias_key, (outputs,), jnp.float32, -bound, bound)
+    return {
+        "weight": jnp.zeros_like(weight) if zero else weight,
+        "bias": jnp.zeros_like(bias) if zero or zero_bias else bias,
+    }
+
+
+def dense(layer: dict[str, Array], x: Array) -> Array:
+    """x W + b."""
+    return x @ layer["weight"] + layer["bias"]
+
+
+def dropout(key: Array, x: Array, rate: float, layer: int = 0) -> Array:
+    """Zero every value with probability `rate` and scale the rest up; `layer` tells masks of one key apart.
+
+    The mask comes from the counter-based hash: threefry would cost more than the small models that use it.
+    """
+    words = jax.random.key_data(key).ravel()
+    positions = lax.iota(jnp.uint32, x.size).reshape(x.shape)
+    layer_key = counter.fold(counter.Key(words[0], words[1]), jnp.uint32(layer))
+    bits = counter.uniform_bits(layer_key, positions)
+    keep = bits >= np.uint32(min(round(rate * 2**32), 2**32 - 1))
+    return jnp.where(keep, x / (1.0 - rate), 0.0)
+
+
+def convolution(layer: dict[str, Array], x: Array, kernel: int, padding: int = 0) -> Array:
+    """A kernel x kernel convolution with stride 1.
+
+    On a CPU it is one matrix product over the shifted copies of the image (im2col): XLA's own convolution inside a
+    loop falls back to a path that is more than ten times slower there.
+    """
+    channels = x.shape[-1]
+    if not on_cpu():
+        weight = layer["weight"].reshape(kernel, kernel, channels, -1)
+        sides = [(padding, padding), (padding, padding)]
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, weight, (1, 1), sides, dimension_numbers=numbers) + layer["bias"]
+    if padding:
+        x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    height, width = x.shape[1] - kernel + 1, x.shape[2] - kernel + 1
+    shifted = [x[:, i : i + height, j : j + width, :] for i in range(kernel) for j in range(kernel)]
+    return jnp.concatenate(shifted, axis=-1) @ layer["weight"] + layer["bias"]
+
+
+def max_pool(x: Array) -> Array:
+    """The maximum of every 2 x 2 block; an odd last row or column is left out, as in PyTorch."""
+    batch, height, width, channels = x.shape
+    x = x[:, : height // 2 * 2, : width // 2 * 2, :]
+    return x.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
+
+
+def cross_entropy(logits: Array, labels: Array) -> Array:
+    """(B,) minus the log-probability of the right label."""
+    # A comparison instead of a gather: the gradient of a gather is a scatter, which is slow in a loop on a CPU.
+    right = labels[:, None].astype(jnp.int32) == lax.iota(jnp.int32, logits.shape[-1])
+    picked = jnp.where(right, logits, 0.0).sum(axis=-1)
+    return jax.nn.logsumexp(logits, axis=-1) - picked

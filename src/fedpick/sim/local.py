@@ -1,0 +1,192 @@
+"""Local training: what a chosen client does with the model before it sends an update.
+
+Ragged clients are handled by drawing indices, never by cutting data: client k trains on all of its training rows, and
+the last batch of an epoch is as short as it comes.
+
+The optimiser starts fresh in every round (its momentum is not kept between rounds; CA-Fed's authors keep it, their
+paper does not say so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpick.core.errors import InvalidInput
+from fedpick.sim import counter
+from fedpick.sim.tasks import Task
+
+__all__ = ["LearningRate", "LocalTraining", "batch_positions", "client_trainer"]
+
+Array = Any
+Params = Any
+Sampling = Literal["epoch", "batch", "replacement"]
+
+
+def _at_least(owner: object, name: str, least: float, above: bool = False) -> None:
+    value = getattr(owner, name)
+    good = isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and np.isfinite(value)
+    if not good or value < least or (above and value == least):
+        bound = f"larger than {least:g}" if above else f"at least {least:g}"
+        raise InvalidInput(f"{type(owner).__name__}.{name} must be a number {bound}. Got {value!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate:
+    """initial * factor^(milestones reached) * per_round^t / (1 + decay * t), for round t = 0, 1, ...
+
+    >>> schedule = LearningRate(initial=0.1, milestones=(150, 300))
+    >>> [schedule.at(t) for t in (0, 149, 150, 300)]
+    [0.1, 0.1, 0.05, 0.025]
+    """
+
+    initial: float
+    milestones: Sequence[int] = ()
+    """0-based rounds from which on the rate is multiplied by `factor` once more."""
+    factor: float = 0.5
+    per_round: float = 1.0
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("initial", 0.0), ("factor", 0.0), ("per_round", 0.0), ("decay", 0.0)):
+            _at_least(self, name, least, above=name != "decay")
+        object.__setattr__(self, "milestones", tuple(int(milestone) for milestone in self.milestones))
+
+    def at(self, round: int) -> float:
+        """The rate in one round."""
+        reached = sum(milestone <= round for milestone in self.milestones)
+        return self.initial * self.factor**reached * self.per_round**round / (1.0 + self.decay * round)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """Mini-batch SGD on a client. Give `steps` (batches) or `epochs`, not both."""
+
+    lr: float | LearningRate
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = 64
+    """None: the whole training data of the client in every step (gradient descent)."""
+    sampling: Sampling = "epoch"
+    """"epoch": pass over a fresh permutation, then the next one; "batch": every batch draws min(batch_size, n)
+    distinct examples anew; "replacement": every batch draws batch_size examples independently."""
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    """Adds weight_decay * w to the gradient, as PyTorch's SGD does."""
+    proximal: float = 0.0
+    """FedProx's mu: adds mu * (w - received w) to the gradient."""
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise InvalidInput(
+                f"LocalTraining needs either steps or epochs. Got steps={self.steps}, epochs={self.epochs}."
+            )
+        for name in ("steps", "epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidInput(f"LocalTraining.{name} must be a whole number of at least 1. Got {value!r}.")
+        if self.sampling not in ("epoch", "batch", "replacement"):
+            raise InvalidInput(f"LocalTraining.sampling is one of epoch, batch, replacement. Got {self.sampling!r}.")
+        if not isinstance(self.lr, LearningRate):
+            object.__setattr__(self, "lr", LearningRate(initial=self.lr))
+        for name in ("momentum", "weight_decay", "proximal"):
+            _at_least(self, name, 0.0)
+
+    def lr_at(self, round: int) -> float:
+        """The learning rate of one round."""
+        assert isinstance(self.lr, LearningRate)
+        return self.lr.at(round)
+
+    def num_steps(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(k,) steps that clients with so many training examples take; a client without data takes none."""
+        if self.steps is not None:
+            return np.where(sizes > 0, self.steps, 0)
+        assert self.epochs is not None
+        return self.epochs * self.batches_per_epoch(sizes)
+
+    def batches_per_epoch(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(k,) batches in one pass."""
+        return (sizes > 0).astype(np.int64) if self.batch_size is None else -(-sizes // self.batch_size)
+
+
+def batch_positions(
+    local: LocalTraining, client_key: counter.Key, step: Any, size: Any, batch: int
+) -> tuple[Array, Array]:
+    """(batch,) positions among the client's training rows and (batch,) which of them count, for one step.
+
+    `step` and `size` are uint32; the same on numpy and JAX. `batch` is the width of the program: local.batch_size, or
+    the largest client where that is None.
+    """
+    lane = np.arange(batch, dtype=np.uint32)
+    if local.batch_size is None:
+        return (lane % size).astype(np.int32), lane < size
+    if local.sampling == "replacement":
+        key = counter.fold(client_key, step)
+        return counter.with_replacement(key, lane, size), (lane + np.uint32(0)) >= 0 * size
+    if local.sampling == "batch":
+        return counter.permute(counter.fold(client_key, step), lane + step * np.uint32(0), size), lane < size
+    per_epoch = (size + np.uint32(batch - 1)) // np.uint32(batch)
+    epoch = step // per_epoch
+    position = (step - epoch * per_epoch) * np.uint32(batch) + lane
+    return counter.permute(counter.fold(client_key, epoch), position, size), position < size
+
+
+def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[..., tuple[Params, Array]]:
+    """The function (params, x, y, start, size, client_key, num_steps, lr) -> (update, mean training loss), for JAX.
+
+    `x` and `y` hold all clients' rows; this client's training rows are start..start+size-1.
+    """
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+
+    def loss_of(params: Params, x: Array, y: Array, counts: Array, key: Array) -> Array:
+        losses = task.per_example_loss(params, x, y, key, True)
+        return jnp.sum(jnp.where(counts, losses, 0.0)) / jnp.maximum(jnp.sum(counts), 1)
+
+    def train(
+        params: Params, x: Array, y: Array, start: Array, size: Array, key: counter.Key, num_steps: Array, lr: Array
+    ) -> tuple[Params, Array]:
+        safe_size = jnp.maximum(size, 1).astype(jnp.uint32)
+
+        def step(index: Array, carry: tuple[Params, Params, Array]) -> tuple[Params, Params, Array]:
+            weights, velocity, total = carry
+            step_index = jnp.asarray(index).astype(jnp.uint32)
+            positions, counts = batch_positions(local, key, step_index, safe_size, batch)
+            rows = start + positions
+            noise = counter.fold(key, ~step_index)
+            random_key = jax.random.wrap_key_data(jnp.stack([noise.high, noise.low]), impl="threefry2x32")
+            batch_x, batch_y = jnp.take(x, rows, axis=0), jnp.take(y, rows, axis=0)
+            loss, gradient = jax.value_and_grad(loss_of)(weights, batch_x, batch_y, counts, random_key)
+            weights, velocity = _sgd_step(local, params, weights, velocity, gradient, lr)
+            return weights, velocity, total + loss
+
+        velocity = jax.tree.map(jnp.zeros_like, params) if local.momentum else ()
+        steps = local.steps if local.steps is not None else num_steps
+        trained, _, total = lax.fori_loop(0, steps, step, (params, velocity, jnp.float32(0.0)))
+        # With a fixed number of steps a client without data would still decay its weights: it sends nothing.
+        has_data = size > 0
+        update = jax.tree.map(lambda new, old: jnp.where(has_data, new - old, 0.0), trained, params)
+        return update, jnp.where(has_data, total / jnp.maximum(num_steps, 1), jnp.nan)
+
+    return train
+
+
+def _sgd_step(
+    local: LocalTraining, received: Params, weights: Params, velocity: Params, gradient: Params, lr: Array
+) -> tuple[Params, Params]:
+    import jax
+
+    if local.weight_decay:
+        gradient = jax.tree.map(lambda g, w: g + local.weight_decay * w, gradient, weights)
+    if local.proximal:
+        gradient = jax.tree.map(lambda g, w, r: g + local.proximal * (w - r), gradient, weights, received)
+    if local.momentum:
+        # PyTorch's form: v <- momentum v + g, w <- w - lr v.
+        velocity = jax.tree.map(lambda v, g: local.momentum * v + g, velocity, gradient)
+        gradient = velocity
+    return jax.tree.map(lambda w, g: w - lr * g, weights, gradient), velocity

@@ -1,0 +1,194 @@
+"""The compiled programs of one simulator, fed from the host: padding, splitting over threads, reading back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpick.core.rng import Purpose
+from fedpick.sim import counter, engine
+from fedpick.sim.engine import Cohort, bucket
+from fedpick.sim.local import LocalTraining
+from fedpick.sim.rows import Rows
+from fedpick.sim.server import ServerStep
+from fedpick.sim.tasks import Task
+
+__all__ = ["Programs"]
+
+Array = Any
+Params = Any
+FloatArray = NDArray[np.float64]
+
+
+@cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="fedpick-shard")
+
+
+class Programs:
+    """Compiled once per simulator, for any cohort."""
+
+    def __init__(
+        self, task: Task, local: LocalTraining, server: ServerStep, rows: Rows, shards: int, group: int
+    ) -> None:
+        self.task, self.local, self.rows = task, local, rows
+        self.shards, self.group = shards, group
+        largest = int(rows.sizes.max(initial=1))
+        self.batch = max(largest, 1) if local.batch_size is None else local.batch_size
+        self._round = jax.jit(engine.round_program(task, local, server, self.batch, group))
+        self._cohort = jax.jit(engine.cohort_program(task, local, self.batch, group))
+        self._server = jax.jit(engine.server_program(server))
+        self._whole = jax.jit(engine.measure_program(task, task.evaluation_batch, gathered=False))
+        self._gathered = jax.jit(engine.measure_program(task, task.evaluation_batch, gathered=True))
+        self._vector_programs: dict[Any, Callable[..., Array]] = {}
+
+    def cohort(
+        self, clients: NDArray[np.int64], weights: FloatArray, poisoned: NDArray[np.bool_] | None = None
+    ) -> Cohort:
+        """These clients, padded to a bucket that is a multiple of the group."""
+        count = len(clients)
+        capacity = -(-bucket(count) // self.group) * self.group
+        table = np.zeros((4, capacity), np.int32)
+        table[0, :count] = clients
+        table[1, :count] = self.rows.starts[clients]
+        sizes = self.rows.sizes[clients]
+        table[2, :count] = sizes
+        table[3, :count] = self.local.num_steps(sizes)
+        floats = np.zeros((2, capacity), np.float32)
+        floats[0, :count] = weights
+        if poisoned is not None:
+            floats[1, :count] = poisoned
+        return Cohort(table, floats, np.int32(count))
+
+    def split(self, clients: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Which positions of a cohort go to which shard: the most local steps first, dealt back and forth.
+
+        A function of the cohort and the number of shards alone: never of how busy the machine is.
+        """
+        pieces = min(self.shards, len(clients))
+        order = np.argsort(-self.local.num_steps(self.rows.sizes[clients]), kind="stable")
+        place = np.arange(len(order)) % (2 * pieces)
+        shard = np.where(place < pieces, place, 2 * pieces - 1 - place)
+        return [np.sort(order[shard == index]) for index in range(pieces)]
+
+    def train(
+        self,
+        params: Params,
+        velocity: Params,
+        key: counter.Key,
+        clients: NDArray[np.int64],
+        weights: FloatArray,
+        poisoned: NDArray[np.bool_],
+        renormalize: bool,
+        lr: float,
+        server_lr: float,
+    ) -> tuple[Params, Params, NDArray[np.float32], NDArray[np.float32]]:
+        """Train and step: the new (params, velocity), (k,) training losses and (k,) norms of the updates."""
+        x, y = self.rows.x, self.rows.y
+        words = _words(key)
+        if self.shards == 1:
+            cohort = self.cohort(clients, weights, poisoned)
+            rates = np.array([lr, server_lr], np.float32)
+            params, velocity, report = self._round(params, velocity, x, y, words, cohort, np.bool_(renormalize), rates)
+            losses, norms = np.asarray(report)[:, : len(clients)]
+            return params, velocity, losses, norms
+        pieces = self.split(clients)
+        cohorts = [self.cohort(clients[piece], weights[piece], poisoned[piece]) for piece in pieces]
+        call = partial(self._train_piece, params, words, np.float32(lr))
+        parts = list(_threads(self.shards).map(call, cohorts))
+        given = [cohort.floats[0] for cohort in cohorts]
+        params, velocity = self._server(params, velocity, parts, given, np.bool_(renormalize), np.float32(server_lr))
+        losses, norms = np.empty((2, len(clients)), np.float32)
+        for piece, part in zip(pieces, parts, strict=True):
+            losses[piece] = np.asarray(part[1])[: len(piece)]
+            norms[piece] = np.asarray(part[2])[: len(piece)]
+        return params, velocity, losses, norms
+
+    def _train_piece(self, params: Params, words: Array, lr: Array, cohort: Cohort) -> Any:
+        # Waiting in the thread keeps the two programs side by side; JAX alone would run them one after the other.
+        return jax.block_until_ready(self._cohort(params, self.rows.x, self.rows.y, words, cohort, lr))  # type: ignore[no-untyped-call]
+
+    def measure(
+        self, params: Params, x: Array, y: Array, rows: NDArray[np.int32] | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The loss of every row of x, or of some, and whether it is answered right (0 or 1)."""
+        if rows is None:
+            values = self._whole(params, x, y, np.zeros(0, np.int32), np.int32(0))
+            loss, right = np.asarray(values)
+            return loss, right
+        if len(rows) == 0:
+            return np.empty(0, np.float32), np.empty(0, np.float32)
+        padded = np.zeros(bucket(len(rows), 64), np.int32)
+        padded[: len(rows)] = rows
+        values = self._gathered(params, x, y, padded, np.int32(len(rows)))
+        loss, right = np.asarray(values)[:, : len(rows)]
+        return loss, right
+
+    def vectors(
+        self,
+        params: Params,
+        key: counter.Key,
+        clients: NDArray[np.int64],
+        lr: float,
+        *,
+        outputs: bool,
+        sketch: int | None,
+        noise_examples: int,
+        seed: int,
+    ) -> FloatArray:
+        """(d, s): what a client's training from `params` gives: its update, a sketch of it, or outputs on noise."""
+        if len(clients) == 0:
+            return np.empty((0, 1))
+        which = (outputs, sketch, noise_examples, seed)
+        if which not in self._vector_programs:
+            self._vector_programs[which] = self._vector_program(params, outputs, sketch, noise_examples, seed)
+        cohort = self.cohort(clients, np.zeros(len(clients)))
+        words = _words(key)
+        rows = self._vector_programs[which](params, self.rows.x, self.rows.y, words, cohort, np.float32(lr))
+        return np.asarray(rows)[: len(clients)].astype(np.float64)
+
+    def _vector_program(
+        self, params: Params, outputs: bool, sketch: int | None, noise_examples: int, seed: int
+    ) -> Callable[..., Array]:
+        if outputs:
+            noise = self._noise(noise_examples, seed)
+            describe = partial(_mean_outputs, self.task, noise)
+        else:
+            describe = partial(_flat_update, sketch, counter.key_from(seed, int(Purpose.MEASURE)))
+        width = jax.eval_shape(describe, params, params).shape[0]
+        return jax.jit(engine.vector_program(self.task, self.local, self.batch, self.group, describe, width))
+
+    def _noise(self, count: int, seed: int) -> Array:
+        """Gaussian inputs with the mean and spread of the data (its first rows stand for all of it)."""
+        sample = np.asarray(self.rows.x[:4096], np.float64)
+        key = counter.key_from(seed, int(Purpose.MEASURE))
+        generator = np.random.Generator(np.random.PCG64([int(key.high[0]), int(key.low[0])]))
+        noise = generator.standard_normal((count, *self.rows.shape))
+        return jnp.asarray(sample.mean() + sample.std() * noise, jnp.float32)
+
+
+def _words(key: counter.Key) -> NDArray[np.uint32]:
+    return np.concatenate(key)
+
+
+def _mean_outputs(task: Task, noise: Array, params: Params, update: Params) -> Array:
+    assert task.outputs is not None
+    return task.outputs(jax.tree.map(jnp.add, params, update), noise).mean(axis=0)
+
+
+def _flat_update(sketch: int | None, key: counter.Key, params: Params, update: Params) -> Array:
+    """The update as one vector; or its count sketch, which keeps inner products in expectation and costs O(P)."""
+    flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(update)])
+    if sketch is None:
+        return flat
+    bits = counter.uniform_bits(key, np.arange(flat.shape[0], dtype=np.uint32))
+    signs = np.where(bits & np.uint32(1), np.float32(1), np.float32(-1))
+    cells = (bits >> np.uint32(1)) % np.uint32(sketch)
+    return jax.ops.segment_sum(flat * signs, cells.astype(np.int32), num_segments=sketch)
