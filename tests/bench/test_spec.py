@@ -74,6 +74,7 @@ def toy_registries() -> Registries:
             "local": lambda _: options_of(_Local),
             "server": lambda _: [Option("lr", float)],
             "faults": lambda _: [Option("dropout", float)],
+            "simulator": lambda _: [Option("losses_on", str)],
         },
         build={"local": lambda **options: _Local(**options)},
     )

@@ -11,12 +11,26 @@ __all__ = ["POLICY_KEYS", "content_problems", "run_problems", "section_problems"
 
 Path = tuple[str | int, ...]
 
-_SECTIONS = ("title", "data", "partition", "task", "local", "server", "availability", "faults", "run", "policies")
+_SECTIONS = (
+    "title",
+    "data",
+    "partition",
+    "task",
+    "local",
+    "server",
+    "availability",
+    "faults",
+    "simulator",
+    "run",
+    "policies",
+)
 _RUN_KEYS = [
     Option("rounds", int, required=True),
     Option("budget", int),
     Option("seeds", int | list[int]),
     Option("evaluate_every", int),
+    Option("losses_every", int),
+    Option("local_accuracy_every", int),
     Option("targets", list[float]),
 ]
 # Keys that are not handed to the thing itself.
@@ -52,21 +66,21 @@ def content_problems(content: Mapping[str, Any], known: Registries) -> list[Prob
     """Everything wrong inside the sections."""
     # Names first, in every section: they are what is mistyped most.
     problems: list[Problem] = []
-    for section in ("data", "partition", "task", "availability"):
+    for section in ("data", "partition", "availability"):
         if section in content:
             problems += _named_problems(section, content[section], known, (section,), extra=[_OWN_SEED])
-    for section in ("local", "server", "faults"):
+    problems += _name_problems("task", content["task"], known, ("task",))
+    for section in ("local", "server", "faults", "simulator"):
         options = content.get(section, {})
         if options or section == "local":
             problems += _settings_problems(section, options, known, (section,))
     problems += run_problems(content["run"])
     problems += _policy_problems(content, known)
-    return problems
+    # The options of a task need JAX: a typo elsewhere must not wait for that.
+    return problems or _named_problems("task", content["task"], known, ("task",), extra=[_OWN_SEED])
 
 
-def _named_problems(
-    section: str, table: Mapping[str, Any], known: Registries, path: Path, extra: list[Option]
-) -> list[Problem]:
+def _name_problems(section: str, table: Mapping[str, Any], known: Registries, path: Path) -> list[Problem]:
     name = table.get("name")
     if not isinstance(name, str):
         return [Problem(path, f"[{section}] needs a name, as text. Got {name!r}.")]
@@ -75,6 +89,15 @@ def _named_problems(
     if name not in names:
         message = f"There is no {kind} named {name!r}.{nearest(name, names)} Known: {', '.join(sorted(names))}."
         return [Problem((*path, "name"), message)]
+    return []
+
+
+def _named_problems(
+    section: str, table: Mapping[str, Any], known: Registries, path: Path, extra: list[Option]
+) -> list[Problem]:
+    if problems := _name_problems(section, table, known, path):
+        return problems
+    name = table["name"]
     own = [Option("name", str), *extra]
     skipped = {option.name for option in own}
     given = {key: value for key, value in table.items() if key not in skipped}
@@ -102,7 +125,7 @@ def run_problems(run: Mapping[str, Any]) -> list[Problem]:
     def refuse(key: str, message: str) -> None:
         problems.append(Problem(("run", key), f"[run]: {message}"))
 
-    for key in ("rounds", "budget", "evaluate_every"):
+    for key in ("rounds", "budget", "evaluate_every", "losses_every", "local_accuracy_every"):
         if key in run and run[key] < 1:
             refuse(key, f"{key!r} must be a whole number of at least 1. Got {run[key]}.")
     every = run.get("evaluate_every", 1)

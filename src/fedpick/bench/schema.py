@@ -163,6 +163,15 @@ def check_options(
     return problems
 
 
+_SIMULATOR_OPTIONS = [
+    Option("losses_on", Literal["train", "validation", "test", "all"]),
+    Option("shards", int),
+    Option("group", int),
+    Option("sketch", int),
+    Option("noise_examples", int),
+]
+
+
 @dataclass(frozen=True)
 class Registries:
     """The names there are and the options each takes. Tests put their own in place."""
@@ -170,7 +179,7 @@ class Registries:
     names: Mapping[str, Callable[[], Sequence[str]]]
     """section -> names: data, partition, task, availability, policies."""
     options: Mapping[str, Callable[[str], list[Option] | None]]
-    """section -> (name -> its options); sections without names (local, server, faults) ignore the name."""
+    """section -> (name -> its options); sections without names (local, server, faults, simulator) ignore the name."""
     build_policy: Callable[..., Any] = registry.get
     build: Mapping[str, Callable[..., Any]] = ()  # type: ignore[assignment]
     """section -> constructor that checks values: local, server, faults, availability."""
@@ -189,12 +198,13 @@ class Registries:
             options={
                 "data": _data_options,
                 "partition": _partition_options,
-                "task": lambda name: None,  # needs JAX to know: checked when the task is built
+                "task": _task_options,
                 "availability": lambda name: options_of(_module("fedpick.availability").load(name)),
                 "policies": lambda name: options_of(registry.load(name)),
                 "local": lambda _: options_of(_module("fedpick.sim.local").LocalTraining),
                 "server": lambda _: options_of(_module("fedpick.sim.server").ServerStep),
                 "faults": lambda _: options_of(_module("fedpick.sim.faults").Faults),
+                "simulator": lambda _: _SIMULATOR_OPTIONS,
             },
             build={
                 "local": lambda **options: _settings("fedpick.sim.local", "LocalTraining", options),
@@ -217,15 +227,18 @@ def _module(name: str) -> Any:
 
 
 def _data_options(name: str) -> list[Option] | None:
-    data = _module("fedpick.data")
-    return data.options(name) if hasattr(data, "options") else None
+    return options_of(_module("fedpick.data.registry")._loader(name), skip=["seed"])
 
 
-_PARTITION_OPTIONS = [
-    Option("num_clients", int),
-    Option("holdout", float),
-    Option("split", list[float]),
-]
+def _task_options(name: str) -> list[Option] | None:
+    """The one check that needs JAX: asked last. The data decide the input's shape and the number of classes."""
+    tasks = _module("fedpick.sim.tasks")
+    _module("fedpick.sim.devices").require_jax()
+    builder = getattr(_module("fedpick.sim.models"), tasks._TASKS[name][0])
+    return options_of(builder, skip=["input_shape", "num_classes"])
+
+
+_PARTITION_OPTIONS = [Option("holdout", float), Option("split", list[float])]
 
 
 def _partition_options(name: str) -> list[Option] | None:
@@ -240,7 +253,7 @@ def _partition_options(name: str) -> list[Option] | None:
         and option.name not in fixed
     ]
     clients = Option("num_clients", int, required=name != "natural")
-    return [clients, *_PARTITION_OPTIONS[1:], *own]
+    return [clients, *_PARTITION_OPTIONS, *own]
 
 
 def _settings(module: str, class_name: str, options: Mapping[str, Any]) -> Any:

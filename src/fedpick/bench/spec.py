@@ -19,15 +19,19 @@
     lr = 1.0
     [availability]         # optional: name and the options of that process; everybody otherwise
     name = "ideal"
-    [faults]               # optional: fields of fedpick.sim.Faults
+    [faults]               # optional: fields of fedpick.sim.Faults (dropout, nan, deadline, ...)
+    [simulator]            # optional: losses_on ("train"), shards, group, sketch, noise_examples of fedpick.sim.Simulator
+    losses_on = "validation"
     [run]
     rounds = 500
     budget = 5             # cohort size; left out: everybody available
     seeds = [1, 2, 3, 4, 5]  # or a number n: seeds 0..n-1
-    evaluate_every = 1     # round t is evaluated where (t + 1) is a multiple of this
+    evaluate_every = 1     # round t (from 0) is evaluated where t + 1 is a multiple of this
+    losses_every = 10      # optional: everybody's loss likewise (never, if left out)
+    local_accuracy_every = 10  # optional: accuracy on the clients' own test data likewise (never, if left out)
     targets = [0.69]       # test accuracies for the rounds-to-target table
 
-    [[policies]]           # one per line in the tables; keys beside these five are its hyper-parameters
+    [[policies]]           # one per line in the tables; keys beside these four are its hyper-parameters
     name = "fedcor"
     label = "FedCor"       # optional; must be unique
     warmup = 15
@@ -114,10 +118,13 @@ class Spec:
     local: Mapping[str, Any]
     server: Mapping[str, Any]
     faults: Mapping[str, Any]
+    simulator: Mapping[str, Any]
     rounds: int
     budget: int | None
     seeds: tuple[int, ...]
     evaluate_every: int
+    losses_every: int | None
+    local_accuracy_every: int | None
     targets: tuple[float, ...]
     policies: tuple[PolicySpec, ...]
 
@@ -128,6 +135,8 @@ class Spec:
             "budget": self.budget,
             "seeds": list(self.seeds),
             "evaluate_every": self.evaluate_every,
+            "losses_every": self.losses_every,
+            "local_accuracy_every": self.local_accuracy_every,
             "targets": list(self.targets),
         }
         return {
@@ -139,6 +148,7 @@ class Spec:
             "server": dict(self.server),
             "availability": self.availability.to_dict(),
             "faults": dict(self.faults),
+            "simulator": dict(self.simulator),
             "run": {key: value for key, value in run.items() if value is not None},
             "policies": [policy.to_dict() for policy in self.policies],
         }
@@ -154,11 +164,13 @@ class Spec:
         """Everything that decides the rows of one run."""
         shared = self.to_dict()
         return {
-            **{key: shared[key] for key in ("data", "partition", "task", "availability", "faults")},
+            **{key: shared[key] for key in ("data", "partition", "task", "availability", "faults", "simulator")},
             "local": {**self.local, **policy.local},
             "server": {**self.server, **policy.server},
             "budget": self.budget,
             "evaluate_every": self.evaluate_every,
+            "losses_every": self.losses_every,
+            "local_accuracy_every": self.local_accuracy_every,
             "policy": {"name": policy.name, **policy.parameters},
             "seed": seed,
         }
@@ -291,10 +303,13 @@ def _assemble(content: Mapping[str, Any], title: str) -> Spec:
         local=dict(content["local"]),
         server=dict(content.get("server", {})),
         faults=dict(content.get("faults", {})),
+        simulator=dict(content.get("simulator", {})),
         rounds=run["rounds"],
         budget=run.get("budget"),
         seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
         evaluate_every=run.get("evaluate_every", 1),
+        losses_every=run.get("losses_every"),
+        local_accuracy_every=run.get("local_accuracy_every"),
         targets=tuple(float(target) for target in run.get("targets", [])),
         policies=tuple(
             PolicySpec(
