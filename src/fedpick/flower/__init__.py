@@ -1,0 +1,25 @@
+"""Any Flower strategy with any fedpick policy.
+
+    from fedpick.flower import with_policy
+    strategy = with_policy(FedAdam(eta=0.1), fedpick.policies.get("fedcor"), budget=10, seed=7)
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=100)
+
+and, on the client side, so that policies that ask before they choose get their answers:
+
+    from fedpick.flower import answer_probes
+    answer_probes(app, loss=local_loss, num_examples=local_size)
+"""
+
+try:
+    import flwr  # noqa: F401
+except ModuleNotFoundError as error:
+    from fedpick.core.errors import MissingDependency
+
+    raise MissingDependency(
+        "The Flower adapter needs Flower. Install it with: pip install 'fedpick[flower]'"
+    ) from error
+
+from fedpick.flower.client import answer_probes
+from fedpick.flower.strategy import PolicyStrategy, with_policy
+
+__all__ = ["PolicyStrategy", "answer_probes", "with_policy"]
