@@ -11,19 +11,8 @@ __all__ = ["POLICY_KEYS", "content_problems", "run_problems", "section_problems"
 
 Path = tuple[str | int, ...]
 
-_SECTIONS = (
-    "title",
-    "data",
-    "partition",
-    "task",
-    "local",
-    "server",
-    "availability",
-    "faults",
-    "simulator",
-    "run",
-    "policies",
-)
+_SETTING = ("data", "partition", "task", "local", "server", "availability", "faults", "simulator")
+_SECTIONS = ("title", *_SETTING, "run", "policies")
 _RUN_KEYS = [
     Option("rounds", int, required=True),
     Option("budget", int),
@@ -77,7 +66,7 @@ def content_problems(content: Mapping[str, Any], known: Registries) -> list[Prob
     problems += run_problems(content["run"])
     problems += _policy_problems(content, known)
     # The options of a task need JAX: a typo elsewhere must not wait for that.
-    return problems or _named_problems("task", content["task"], known, ("task",), extra=[_OWN_SEED])
+    return problems or _named_problems("task", content["task"], known, ("task",), extra=[])
 
 
 def _name_problems(section: str, table: Mapping[str, Any], known: Registries, path: Path) -> list[Problem]:

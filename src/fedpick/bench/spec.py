@@ -20,7 +20,7 @@
     [availability]         # optional: name and the options of that process; everybody otherwise
     name = "ideal"
     [faults]               # optional: fields of fedpick.sim.Faults (dropout, nan, deadline, ...)
-    [simulator]            # optional: losses_on ("train"), shards, group, sketch, noise_examples of fedpick.sim.Simulator
+    [simulator]            # optional: losses_on, shards, group, sketch, noise_examples of fedpick.sim.Simulator
     losses_on = "validation"
     [run]
     rounds = 500

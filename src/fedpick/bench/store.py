@@ -34,7 +34,7 @@ Schema, version 1. Public: scripts may read it with any SQL tool. Rounds count f
     "evaluation/losses" (N,) everybody's loss
 `checkpoints`      where a run goes on: run_id, rounds_done, content (.npz of model and policy state)
 
-Arrays without another note are raw little-endian bytes: `numpy.frombuffer(value, "<f8")`. NaN is NULL in number columns.
+Arrays without another note are raw little-endian bytes: `numpy.frombuffer(value, "<f8")`. A number NaN is NULL.
 
 One round is one transaction: its rows, the run's progress and (mostly) the checkpoint. Where checkpoints are large they
 are written less often; rows beyond the last checkpoint are then dropped on resuming and come out the same again.
@@ -63,7 +63,7 @@ from fedpick.bench.records import (
     mask_bytes,
     split_diagnostics,
 )
-from fedpick.bench.spec import Spec, canonical_json
+from fedpick.bench.spec import Spec
 from fedpick.bench.store_read import Reader
 from fedpick.core.errors import InvalidInput
 
@@ -155,8 +155,8 @@ class Store(Reader):
             with self.engine.connect() as connection:
                 author = connection.scalar(sa.select(tables.schema.c.written_by))
             raise StoreError(
-                f"The store {self.name} has schema {version} (written by {author}); this is fedpick "
-                f"{fedpick.__version__}, which reads schema {tables.SCHEMA_VERSION}. Use that version, or another store."
+                f"The store {self.name} has schema {version} (written by {author}); fedpick "
+                f"{fedpick.__version__} reads schema {tables.SCHEMA_VERSION}. Use that version, or another store."
             )
 
     def _version(self) -> int | None:
@@ -220,7 +220,7 @@ class Store(Reader):
             policy=settings["policy"]["name"],
             parameters=json.dumps(parameters),
             seed=settings["seed"],
-            settings=canonical_json(settings),
+            settings=json.dumps(settings, sort_keys=True),
             status="new",
             rounds_done=0,
             wall_seconds=0.0,

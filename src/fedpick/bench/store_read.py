@@ -105,7 +105,7 @@ class Reader:
     def __init__(self, engine: sa.Engine) -> None:
         self.engine = engine
 
-    def _rows(self, query: sa.Select) -> list[Any]:
+    def _rows(self, query: sa.Select[Any]) -> list[Any]:
         with self.engine.connect() as connection:
             return list(connection.execute(query).all())
 
@@ -140,6 +140,14 @@ class Reader:
             .order_by(tables.members.c.position, tables.members.c.seed)
         )
         return [_run(row) for row in self._rows(query)]
+
+    def run(self, run_id: int) -> Run:
+        """One run by its id, outside of any experiment: its label is the policy's name."""
+        query = sa.select(tables.runs, tables.runs.c.policy.label("label"), sa.literal(0).label("position"))
+        rows = self._rows(query.where(tables.runs.c.id == run_id))
+        if not rows:
+            raise InvalidInput(f"There is no run {run_id} in this store.")
+        return _run(rows[0])
 
     def progress(self, run_ids: list[int]) -> dict[int, tuple[str, int, float | None]]:
         """run -> (status, rounds done, latest accuracy)."""

@@ -28,7 +28,7 @@ SCHEMA_VERSION = 1
 metadata = sa.MetaData()
 
 
-def _run_and_round() -> list[sa.Column]:
+def _run_and_round() -> list[sa.Column[int]]:
     return [
         sa.Column("run_id", sa.ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
         sa.Column("round", sa.Integer, primary_key=True),

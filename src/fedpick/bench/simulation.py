@@ -1,0 +1,253 @@
+"""One run in progress: built from its settings alone, so that any process on any machine can take it up.
+
+The runner knows a simulation by the three methods of `Simulation`; `build` makes the real one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from fedpick import availability, data
+from fedpick.bench.records import RoundRecord, pack_checkpoint, unpack_checkpoint
+from fedpick.bench.schema import build_settings
+from fedpick.core import registry
+from fedpick.core import state as states
+from fedpick.core.errors import InvalidInput
+from fedpick.core.policy import Policy, Signal
+from fedpick.core.session import Session
+from fedpick.data.registry import _loader
+
+if TYPE_CHECKING:
+    from fedpick.data.types import Dataset, Federation
+    from fedpick.sim import RoundRecord as SimulatedRound
+    from fedpick.sim import Simulator
+
+__all__ = ["FederatedRun", "Simulation", "build", "refuse_early"]
+
+
+class Simulation(Protocol):
+    """What the runner needs of a run."""
+
+    federation: Mapping[str, Any]
+    """The row of the table `federations`, its key included."""
+    facts: Mapping[str, Any]
+    """For the manifest: whatever describes how this was computed."""
+    model_bytes: int
+    policy: Policy[Any]
+
+    def rounds(self) -> Iterator[RoundRecord]:
+        """One record per round from here on, for ever."""
+        ...
+
+    def checkpoint(self) -> bytes:
+        """Everything needed to go on after the latest round."""
+        ...
+
+    def restore(self, content: bytes) -> None:
+        """Go on from a checkpoint."""
+        ...
+
+
+@lru_cache(maxsize=2)
+def _dataset(text: str) -> Dataset:
+    options = json.loads(text)
+    return data.load(options.pop("name"), **options)
+
+
+@lru_cache(maxsize=2)
+def _federation(data_text: str, partition_text: str) -> Federation:
+    options = json.loads(partition_text)
+    if "split" in options:
+        options["split"] = tuple(options["split"])
+    return data.partition(_dataset(data_text), options.pop("name"), **options)
+
+
+def _seeded(section: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The section with its own seed, or the run's."""
+    return {**section, "seed": section.get("seed", seed)}
+
+
+def _data_texts(settings: Mapping[str, Any]) -> tuple[str, str]:
+    seed = settings["seed"]
+    dataset = dict(settings["data"])
+    if "seed" in inspect.signature(_loader(dataset["name"])).parameters:
+        dataset = _seeded(dataset, seed)
+    else:
+        dataset.pop("seed", None)
+    texts = (json.dumps(each, sort_keys=True) for each in (dataset, _seeded(settings["partition"], seed)))
+    first, second = texts
+    return first, second
+
+
+def _clients_and_trace(settings: Mapping[str, Any], federation: Federation) -> tuple[Any, Any]:
+    options = _seeded(settings["availability"], settings["seed"])
+    seed = options.pop("seed")
+    clients = federation.clients()
+    trace = availability.get(options.pop("name"), **options).start(clients, seed)
+    return trace.oracle(clients), trace
+
+
+@dataclass
+class FederatedRun:
+    """The real thing: a session that decides and a simulator that trains; see `Simulation`."""
+
+    session: Session
+    simulator: Simulator
+    trace: Any
+    settings: Mapping[str, Any]
+    federation: Mapping[str, Any]
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """How this was computed."""
+        return {"simulator": self.simulator.settings()}
+
+    @property
+    def model_bytes(self) -> int:
+        """Size of one model."""
+        return self.simulator.model_bytes
+
+    @property
+    def policy(self) -> Policy[Any]:
+        """What decides."""
+        return self.session.policy
+
+    def rounds(self) -> Iterator[RoundRecord]:
+        """See `Simulation.rounds`."""
+        from fedpick.sim import simulate
+
+        # Without a last round: which rounds are evaluated must not depend on how many were asked for this time.
+        for record in simulate(
+            self.simulator,
+            self.session,
+            rounds=sys.maxsize,
+            budget=self.settings["budget"],
+            availability=self.trace,
+            evaluate_every=self.settings["evaluate_every"],
+            losses_every=self.settings["losses_every"],
+            local_accuracy_every=self.settings["local_accuracy_every"],
+        ):
+            yield _record(record, len(self.session.clients))
+
+    def checkpoint(self) -> bytes:
+        """See `Simulation.checkpoint`."""
+        import jax
+
+        arrays, plain = states.split(self.session.state)
+        leaves = jax.tree.leaves((self.simulator.params, self.simulator.velocity))
+        stored = {f"policy/{name}": value for name, value in arrays.items()}
+        stored |= {f"model/{position}": np.asarray(leaf) for position, leaf in enumerate(leaves)}
+        counters = self.simulator.counters.as_dict()
+        return pack_checkpoint(stored, {"round": self.session.round, "policy": plain, "counters": counters})
+
+    def restore(self, content: bytes) -> None:
+        """See `Simulation.restore`."""
+        import jax
+
+        from fedpick.sim import Counters
+
+        arrays, plain = unpack_checkpoint(content)
+        policy = {name.removeprefix("policy/"): value for name, value in arrays.items() if name.startswith("policy/")}
+        simulator, session = self.simulator, self.session
+        like = (simulator.params, simulator.velocity)
+        structure: Any = jax.tree.structure(like)
+        leaves = [jax.device_put(arrays[f"model/{position}"]) for position in range(structure.num_leaves)]
+        simulator.params, simulator.velocity = jax.tree.unflatten(structure, leaves)
+        simulator.round = plain["round"]
+        simulator.counters = Counters(**plain["counters"])
+        session._state = states.join(session.state, policy, plain["policy"])
+        session.round = plain["round"]
+
+
+def _record(record: SimulatedRound, num_clients: int) -> RoundRecord:
+    selection, outcome = record.selection, record.outcome
+    everybody = np.ones(num_clients, dtype=bool)
+    return RoundRecord(
+        index=record.index,
+        available=everybody if record.available is None else record.available,
+        clients=selection.clients,
+        given_weights=selection.weights,
+        weights=record.weights,
+        completed=outcome.completed,
+        loss=outcome.loss,
+        train_loss=outcome.train_loss,
+        duration=outcome.duration,
+        update_norm=outcome.update_norm,
+        counters=record.counters.as_dict(),
+        seconds=record.timings.as_dict(),
+        test_accuracy=record.test_accuracy,
+        test_loss=record.test_loss,
+        objective=record.objective,
+        local_accuracy=record.local_accuracy,
+        diagnostics=selection.diagnostics,
+        evaluation={} if record.losses is None else {"losses": record.losses},
+    )
+
+
+def _policy(settings: Mapping[str, Any]) -> Policy[Any]:
+    given = dict(settings["policy"])
+    name = given.pop("name")
+    return registry.get(
+        name, **{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    )
+
+
+def build(settings: Mapping[str, Any]) -> FederatedRun:
+    """The run that these settings (the column `runs.settings`) describe, at its start."""
+    from fedpick.sim import Faults, LocalTraining, ServerStep, Simulator, tasks
+
+    texts = _data_texts(settings)
+    federation = _federation(*texts)
+    clients, trace = _clients_and_trace(settings, federation)
+    task_options = {name: value for name, value in settings["task"].items() if name != "name"}
+    task = tasks.get(
+        settings["task"]["name"],
+        input_shape=federation.x.shape[1:],
+        num_classes=federation.num_classes,
+        **task_options,
+    )
+    simulator = Simulator(
+        federation,
+        task,
+        local=build_settings(LocalTraining, settings["local"]),
+        server=build_settings(ServerStep, settings["server"]),
+        faults=build_settings(Faults, settings["faults"]) if settings["faults"] else None,
+        seed=settings["seed"],
+        clients=clients,
+        **settings["simulator"],
+    )
+    session = Session(_policy(settings), clients, settings["seed"], provides=simulator.provides)
+    histogram = federation.label_histogram
+    row = {
+        "key": hashlib.sha256("\n".join(texts).encode()).hexdigest(),
+        "data": federation.name,
+        "partition": federation.partition,
+        "num_clients": federation.num_clients,
+        "num_classes": federation.num_classes,
+        "num_examples": clients.num_examples.astype("<f8").tobytes(),
+        "label_histogram": None if histogram is None else histogram.astype("<i4").tobytes(),
+    }
+    return FederatedRun(session, simulator, trace, settings, row)
+
+
+def refuse_early(all_settings: list[Mapping[str, Any]]) -> None:
+    """Build what the first seed needs, and refuse now what would fail in some hour: signals, shapes, sizes."""
+    if not all_settings:
+        return
+    first = build(all_settings[0])
+    provided = first.simulator.provides | {Signal.OUTPUTS}
+    for settings in all_settings:
+        if settings["seed"] == all_settings[0]["seed"]:
+            Session(_policy(settings), first.session.clients, settings["seed"], provides=frozenset(provided))
+    budget, count = all_settings[0]["budget"], len(first.session.clients)
+    if budget is not None and budget > count:
+        raise InvalidInput(f"[run]: a budget of {budget} is more than the {count} clients there are.")

@@ -1,0 +1,125 @@
+"""What one process does with one run: go on from the last committed round until enough rounds are in the store."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any
+
+import fedpick
+from fedpick.bench.simulation import Simulation
+from fedpick.bench.store import Store, StoreError, _now
+from fedpick.core.errors import StateFileError
+from fedpick.core.registry import parameters
+
+__all__ = ["DEFAULT_BUILD", "manifest_of", "work"]
+
+DEFAULT_BUILD = "fedpick.bench.simulation:build"
+# A checkpoint is written when the rounds since the last one took this many times longer than writing it.
+_CHECKPOINT_SHARE = 10.0
+
+
+def _builder(target: str) -> Callable[[Mapping[str, Any]], Simulation]:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+
+def manifest_of(simulation: Simulation) -> dict[str, Any]:
+    """With what, where and when a run was made."""
+    versions = {"fedpick": fedpick.__version__, "python": platform.python_version()}
+    for package in ("numpy", "scipy", "jax", "jaxlib", "sqlalchemy"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    host = {
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "processor": platform.processor(),
+        "cores": os.cpu_count(),
+    }
+    return {"versions": versions, "host": host, "started_at": _now(), **simulation.facts}
+
+
+def work(
+    store: Store,
+    run_id: int,
+    rounds: int,
+    *,
+    build: str = DEFAULT_BUILD,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_round: Callable[[int, float | None], None] = lambda done, accuracy: None,
+) -> str:
+    """Bring one run to `rounds` rounds; "done", or "stopped" where `should_stop` said so after a round."""
+    run = store.run(run_id)
+    try:
+        simulation = _builder(build)(run.settings)
+        done, content = store.resume(run_id)
+        _refuse_other_version(run.manifest, content)
+        if content is not None:
+            simulation.restore(content)
+        _describe(store, run_id, simulation, run.manifest)
+        status = "done" if done >= rounds else _rounds(store, run_id, simulation, rounds, should_stop, on_round)
+    except BaseException as error:
+        # Ctrl-C in the middle of a round: the last committed one is where it goes on.
+        stopped = isinstance(error, KeyboardInterrupt)
+        text = f"{type(error).__name__}: {error}"
+        store.update_run(run_id, status="stopped" if stopped else "failed", error=None if stopped else text)
+        raise
+    store.update_run(run_id, status=status)
+    return status
+
+
+def _refuse_other_version(manifest: Mapping[str, Any], content: bytes | None) -> None:
+    begun = manifest.get("versions", {}).get("fedpick")
+    if content is not None and begun not in (None, fedpick.__version__):
+        raise StoreError(
+            f"This run was begun with fedpick {begun}; this is {fedpick.__version__}. Go on with that version, or "
+            "start the run over with --restart."
+        )
+
+
+def _describe(store: Store, run_id: int, simulation: Simulation, manifest: Mapping[str, Any]) -> None:
+    row = dict(simulation.federation)
+    store.update_run(
+        run_id,
+        federation_id=store.put_federation(row.pop("key"), **row),
+        parameters=json.dumps(parameters(simulation.policy), default=str),
+        reference=type(simulation.policy).reference,
+        model_bytes=simulation.model_bytes,
+        manifest=json.dumps(manifest or manifest_of(simulation), default=str),
+        status="running",
+        error=None,
+    )
+
+
+def _rounds(
+    store: Store,
+    run_id: int,
+    simulation: Simulation,
+    rounds: int,
+    should_stop: Callable[[], bool],
+    on_round: Callable[[int, float | None], None],
+) -> str:
+    cost, latest, clock = 0.0, -float("inf"), time.perf_counter()
+    accuracy: float | None = None
+    for record in simulation.rounds():
+        finished = record.index + 1 >= rounds
+        stopping = should_stop() and not finished
+        start = time.perf_counter()
+        due = finished or stopping or start - latest >= _CHECKPOINT_SHARE * cost
+        content = simulation.checkpoint() if due else None
+        store.write_round(run_id, record, checkpoint=content, wall_seconds=start - clock)
+        clock = time.perf_counter()
+        if due:
+            latest, cost = clock, clock - start
+        accuracy = record.test_accuracy if record.test_accuracy is not None else accuracy
+        on_round(record.index + 1, accuracy)
+        if finished or stopping:
+            return "done" if finished else "stopped"
+    raise StateFileError("The simulation ended before the last round.")  # simulations have no end of their own
