@@ -27,6 +27,12 @@ BUILT_IN: dict[str, str] = {
     "rpow-d": "fedpick.policies.power_of_choice:RememberingPowerOfChoice",
     "adapow-d": "fedpick.policies.power_of_choice:AdaptivePowerOfChoice",
     "afl": "fedpick.policies.active:ActiveLearning",
+    "fedgs": "fedpick.policies.fedgs:FedGS",
+    "ca-fed": "fedpick.policies.ca_fed:CAFed",
+    "unbiased": "fedpick.policies.unbiased:Unbiased",
+    "more-available": "fedpick.policies.more_available:MoreAvailable",
+    "adafed": "fedpick.policies.adafed:AdaFed",
+    "f3ast": "fedpick.policies.f3ast:F3AST",
 }
 
 

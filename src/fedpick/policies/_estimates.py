@@ -1,0 +1,115 @@
+"""What the availability-aware policies share: who estimates pi_k and lambda_k, weights alpha_k / pi_k, small budgets.
+
+`estimates` names the source of the two numbers:
+
+- "bayes": counted from the masks seen so far, with a Beta(prior, prior) for pi_k and for each row of the transition
+  matrix (CA-Fed, section IV-B);
+- "bayes-chain": the same, but pi_k is the stationary probability of the estimated chain (CA-Fed, section V-B d);
+- "oracle": the true values, given as `Clients.availability` and `Clients.correlation`.
+
+The mask of round t is counted before round t is decided, as in CA-Fed's algorithm 1 (line 3 receives the set of
+available clients, line 4 updates the estimates, line 5 uses them). An available client has therefore been seen
+available at least once, and its estimate is above 0 even with prior = 0.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from fedpick.availability.estimators import (
+    AvailabilityCounts,
+    estimate_availability,
+    estimate_correlation,
+    estimate_stationary_availability,
+    update_counts,
+)
+from fedpick.core.errors import InvalidInput, require
+from fedpick.core.policy import Signal
+from fedpick.core.sampling import sample_uniform
+from fedpick.core.types import BoolArray, FloatArray, IntArray, RoundContext
+
+__all__ = [
+    "availability_of",
+    "check_estimates",
+    "correlation_of",
+    "count_mask",
+    "inverse_weights",
+    "oracle_signals",
+    "sample_within_budget",
+]
+
+_SOURCES = ("bayes", "bayes-chain", "oracle")
+
+CountsT = TypeVar("CountsT", bound=AvailabilityCounts)
+
+
+class _UsesEstimates(Protocol):
+    """The two hyper-parameters that every policy of this family has."""
+
+    @property
+    def estimates(self) -> str: ...
+    @property
+    def prior(self) -> float: ...
+
+
+def check_estimates(policy: _UsesEstimates) -> None:
+    """Refuse hyper-parameters that make no sense."""
+    require(policy.estimates in _SOURCES, policy, "estimates", "'bayes', 'bayes-chain' or 'oracle'")
+    require(0 <= policy.prior < np.inf, policy, "prior", "a number of pseudo-counts of at least 0")
+
+
+def oracle_signals(policy: _UsesEstimates, *signals: Signal) -> frozenset[Signal]:
+    """The columns of the table that an oracle must fill in; none where the policy estimates for itself."""
+    return frozenset(signals) if policy.estimates == "oracle" else frozenset()
+
+
+def count_mask(policy: _UsesEstimates, counts: CountsT, context: RoundContext) -> CountsT:
+    """The counts with this round's mask in them; an oracle needs no counts."""
+    return counts if policy.estimates == "oracle" else update_counts(counts, context.available)
+
+
+def availability_of(policy: _UsesEstimates, counts: AvailabilityCounts, context: RoundContext) -> FloatArray:
+    """pi_k, (N,)."""
+    if policy.estimates == "oracle":
+        return _column(context.clients.availability)
+    if policy.estimates == "bayes-chain":
+        return estimate_stationary_availability(counts, policy.prior)
+    return estimate_availability(counts, policy.prior)
+
+
+def correlation_of(policy: _UsesEstimates, counts: AvailabilityCounts, context: RoundContext) -> FloatArray:
+    """lambda_k, (N,)."""
+    if policy.estimates == "oracle":
+        return _column(context.clients.correlation)
+    return estimate_correlation(counts, policy.prior)
+
+
+def _column(column: FloatArray | None) -> FloatArray:
+    if column is None:  # a session refuses this at the start; a bare call to select may still come here
+        raise InvalidInput(
+            "estimates='oracle' needs Clients.availability (and Clients.correlation for ca-fed). Got None."
+        )
+    return column
+
+
+def inverse_weights(availability: FloatArray, eligible: BoolArray, context: RoundContext) -> FloatArray:
+    """alpha_k / pi_k of the eligible clients, 0 elsewhere, (N,)."""
+    impossible = eligible & (availability <= 0)
+    if impossible.any():
+        raise InvalidInput(
+            f"Clients.availability says that client {int(np.argmax(impossible))} is never available, but it is "
+            f"available in round {context.index}. Give it its true probability, or use estimates='bayes'."
+        )
+    weights: FloatArray = np.zeros(len(availability))
+    return np.divide(context.clients.importance, availability, out=weights, where=eligible)
+
+
+def sample_within_budget(eligible: BoolArray, budget: int, rng: np.random.Generator) -> tuple[IntArray, float]:
+    """The eligible clients, or `budget` of them drawn uniformly, and the factor that keeps the expected update."""
+    count = int(np.count_nonzero(eligible))
+    if budget >= count:
+        return np.flatnonzero(eligible).astype(np.int64), 1.0
+    chosen = sample_uniform(eligible, budget, rng)
+    return chosen, count / budget if budget else 0.0

@@ -1,0 +1,80 @@
+"""F3AST (Ribero et al. 2023) as CA-Fed compares with it: the rarest and most important of the available clients.
+
+Algorithm: of the available clients, the m = budget with the largest alpha_k / pi_k train, ties broken at random, with
+the weight alpha_k / pi_k, used as it is (CA-Fed, Rodio et al. 2024, section V-A c; the authors' code ranks by the
+square, which is the same order). With everybody available affordable it is the `unbiased` policy.
+The estimates used in round t count the mask of round t.
+Deviations: F3AST itself divides by the rate at which a client is *selected*, which it learns from its own choices;
+CA-Fed's comparison, followed here, divides by the rate at which it is *available*, so that with a small budget the
+weights are not those of an unbiased step. The authors' code moves pi_k by (1/T) (1[available] - pi_k) in each round,
+from the true value again every time; that is not offered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+
+from fedpick.availability.estimators import AvailabilityCounts, no_counts
+from fedpick.core.policy import Policy, Signal
+from fedpick.core.sampling import top_k
+from fedpick.core.types import Clients, RoundContext, Selection
+from fedpick.policies._estimates import (
+    availability_of,
+    check_estimates,
+    count_mask,
+    inverse_weights,
+    oracle_signals,
+)
+
+__all__ = ["F3AST"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class F3AST(Policy[AvailabilityCounts]):
+    """The available clients with the largest importance over availability, weighted by it.
+
+    Args:
+        estimates: where pi_k comes from: "bayes", "bayes-chain" or "oracle".
+        prior: pseudo-counts of the beta prior, for either outcome.
+    """
+
+    estimates: str = "bayes"
+    prior: float = 1.0
+
+    reference: ClassVar[str] = """
+        @article{ribero2023federated,
+          title = {Federated Learning Under Intermittent Client Availability and Time-Varying Communication
+                   Constraints},
+          author = {Ribero, M{\\'o}nica and Vikalo, Haris and de Veciana, Gustavo},
+          journal = {IEEE Journal of Selected Topics in Signal Processing},
+          volume = {17},
+          number = {1},
+          pages = {98--111},
+          year = {2023}
+        }"""
+
+    def __post_init__(self) -> None:
+        check_estimates(self)
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        """The true availability, with an oracle."""
+        return oracle_signals(self, Signal.AVAILABILITY)
+
+    def init(self, clients: Clients, rng: np.random.Generator) -> AvailabilityCounts:
+        """Nothing seen yet."""
+        return AvailabilityCounts(**no_counts(len(clients)))
+
+    def select(
+        self, state: AvailabilityCounts, context: RoundContext, rng: np.random.Generator
+    ) -> tuple[Selection, AvailabilityCounts]:
+        """The top of the available by importance over availability."""
+        state = count_mask(self, state, context)
+        weights = inverse_weights(availability_of(self, state, context), context.available, context)
+        reachable = np.flatnonzero(context.available)
+        chosen = reachable[top_k(weights[reachable], context.budget, rng)]
+        return Selection(clients=chosen, weights=weights[chosen], renormalize=False), state
