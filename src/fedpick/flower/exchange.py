@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -111,7 +111,7 @@ def moved(arrays: ArrayRecord, steps: Iterable[tuple[float, Mapping[str, NDArray
     for weight, update in steps:
         for name in new:
             new[name] = new[name] + (weight * update[name]).astype(new[name].dtype)
-    return ArrayRecord(new)
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in new.items()})
 
 
 def sketch(update: Mapping[str, NDArray[Any]], seed: int) -> NDArray[np.float64]:
