@@ -54,6 +54,13 @@ def test_the_state_threshold_decides_who_counts(two_days):
         replay(only_evaluation, 1)
 
 
+def test_before_its_first_event_a_device_is_unavailable_whatever_its_neighbour_does(tmp_path):
+    path = tmp_path / "neighbours.csv"
+    path.write_text("client,time,state\na,0,2\nb,40,2\nb,100,0\n")
+    trace = replay(path, 2, round_seconds=10)
+    assert [tuple(trace.mask(t)) for t in (0, 3, 4, 13, 14)] == [(True, on) for on in (False, False, True, False, True)]
+
+
 def test_more_clients_than_devices_are_whole_day_shifts(two_days):
     trace = replay(two_days, 6, round_seconds=3600)
     assert list(trace.device) == [0, 1] * 3

@@ -1,0 +1,168 @@
+"""Pictures of availability: who could be reached when, how often, and with how long a memory.
+
+matplotlib is imported only when something is drawn. `show_availability` is what `fedpick availability show MODE` calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedpick import availability
+from fedpick.availability.process import Trace
+from fedpick.availability.statistics import EstimationErrors, TraceStatistics, measure_trace
+from fedpick.core.errors import InvalidInput, MissingDependency
+from fedpick.core.rng import Purpose, stream
+from fedpick.core.types import Clients
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["draw_availability", "draw_estimation_errors", "example_clients", "show_availability"]
+
+# Blue, orange and green of Okabe and Ito: told apart by colour-blind readers and in print.
+_BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#767676"
+_MOST_ROWS = 400
+
+
+def _new_figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            "Drawing availability needs matplotlib. Install it with: pip install 'fedpick[report]'"
+        ) from error
+    # The object interface: no global state, no window, safe next to other figures.
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Figure, path: str | Path) -> Path:
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Neither version nor date in the file: the same picture stays the same.
+    unwanted = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix.lower())
+    figure.savefig(path, dpi=110, metadata={unwanted: None} if unwanted else None)
+    return path
+
+
+def draw_availability(
+    trace: Trace, clients: Clients, rounds: int, path: str | Path, *, title: str = "", start: int = 0
+) -> TraceStatistics:
+    """Draw the raster, the histogram of rates and the autocorrelation of `rounds` rounds; returns the numbers drawn.
+
+    The raster is that of FedGS's figure 8 and CA-Fed's figure 5: one row per client, one column per round. Of more than
+    400 clients, 400 evenly spaced rows are drawn; the other panels use all of them.
+    """
+    if trace.num_clients != len(clients):
+        raise InvalidInput(f"The trace is of {trace.num_clients} clients, the table has {len(clients)}.")
+    if rounds < 2:
+        raise InvalidInput(f"A picture of availability needs at least 2 rounds. Got {rounds}.")
+    measured = measure_trace(trace, rounds, start=start, max_lag=min(50, rounds // 2))
+    rows = np.unique(np.linspace(0, len(clients) - 1, min(len(clients), _MOST_ROWS)).astype(np.int64))
+    raster = np.stack([trace.mask(start + step)[rows] for step in range(rounds)], axis=1)
+
+    figure = _new_figure(11, 6.4)
+    grid = figure.add_gridspec(2, 2, height_ratios=(2, 1))
+    _draw_raster(figure.add_subplot(grid[0, :]), raster, len(clients), start)
+    _draw_histogram(figure.add_subplot(grid[1, 0]), trace, measured)
+    _draw_autocorrelation(figure.add_subplot(grid[1, 1]), measured)
+    summary = f"{len(clients):,} clients, {measured.rates.mean():.1%} available on average"
+    if measured.empty_rounds:
+        summary += f", nobody in {measured.empty_rounds} of {rounds} rounds"
+    figure.suptitle(f"{title}: {summary}" if title else summary)
+    _save(figure, path)
+    return measured
+
+
+def _draw_raster(axes: Axes, raster: np.ndarray, num_clients: int, start: int) -> None:
+    from matplotlib.colors import ListedColormap
+
+    axes.imshow(
+        raster,
+        aspect="auto",
+        interpolation="nearest",
+        cmap=ListedColormap(["#F1F1EE", _BLUE]),
+        vmin=0,
+        vmax=1,
+        origin="lower",
+        extent=(start - 0.5, start + raster.shape[1] - 0.5, -0.5, num_clients - 0.5),
+    )
+    axes.set(xlabel="round", ylabel="client", title="available (blue) or not")
+
+
+def _draw_histogram(axes: Axes, trace: Trace, measured: TraceStatistics) -> None:
+    bins = np.linspace(0, 1, 21).tolist()
+    axes.hist(measured.rates, bins=bins, color=_BLUE, label="share of these rounds")
+    axes.hist(trace.availability, bins=bins, histtype="step", color=_ORANGE, linewidth=1.6, label="true availability")
+    axes.set(xlabel="how often a client is available", ylabel="clients", xlim=(0, 1))
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _draw_autocorrelation(axes: Axes, measured: TraceStatistics) -> None:
+    values = measured.autocorrelation
+    axes.axhline(0, color=_GREY, linewidth=0.8)
+    if np.isfinite(values).all():
+        axes.plot(np.arange(len(values)), values, color=_BLUE, marker="o", markersize=2.5, linewidth=1)
+        axes.set_ylim(min(-0.1, float(values.min()) - 0.05), 1.05)
+    else:
+        axes.text(0.5, 0.5, "no client ever changes", ha="center", va="center", transform=axes.transAxes, color=_GREY)
+    axes.set(xlabel="rounds later", ylabel="correlation with itself")
+
+
+def draw_estimation_errors(errors: EstimationErrors, path: str | Path) -> Path:
+    """Mean absolute error of pi and lambda against the rounds observed (CA-Fed, figure 4a); bars span the seeds."""
+    figure = _new_figure(6.2, 4.2)
+    axes = figure.add_subplot()
+    series = (
+        ("λ, correlation", errors.correlation, _ORANGE, "s-"),
+        ("π, frequency", errors.availability, _BLUE, "o-"),
+        ("π, from the estimated chain", errors.stationary, _GREEN, "^--"),
+    )
+    for label, values, colour, style in series:
+        mean = values.mean(axis=0)
+        spread = np.stack([mean - values.min(axis=0), values.max(axis=0) - mean])
+        axes.errorbar(
+            errors.observations, mean, yerr=spread, fmt=style, color=colour, label=label, markersize=4, capsize=2
+        )
+    axes.set(
+        xscale="log", yscale="log", xlabel="rounds observed", ylabel="mean absolute error", title="Estimation errors"
+    )
+    axes.grid(which="both", color="#E4E4E0", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False)
+    return _save(figure, path)
+
+
+def example_clients(num_clients: int, seed: int = 0, num_labels: int = 10) -> Clients:
+    """A table to look at a mode with: log-normal sizes, two labels each, neighbours having neighbouring labels."""
+    if num_clients < 1:
+        raise InvalidInput(f"There must be at least one client. Got {num_clients}.")
+    sizes = 50 + stream(seed, 0, Purpose.PARTITION).lognormal(4, 1, num_clients).round()
+    histogram = np.zeros((num_clients, num_labels))
+    first = np.arange(num_clients) * num_labels // num_clients
+    histogram[np.arange(num_clients), first] = sizes / 2
+    histogram[np.arange(num_clients), (first + 1) % num_labels] = sizes / 2
+    return Clients(num_examples=sizes, label_histogram=histogram)
+
+
+def show_availability(
+    name: str,
+    path: str | Path,
+    *,
+    num_clients: int = 100,
+    rounds: int = 200,
+    seed: int = 0,
+    parameters: Mapping[str, Any] | None = None,
+    clients: Clients | None = None,
+) -> TraceStatistics:
+    """Draw a process by its registry name, on the given table or an example one; returns the numbers drawn."""
+    process = availability.get(name, **(parameters or {}))
+    table = example_clients(num_clients, seed) if clients is None else clients
+    return draw_availability(process.start(table, seed), table, rounds, path, title=name)
