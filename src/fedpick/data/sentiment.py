@@ -30,7 +30,7 @@ SENTIMENT140 = Collection(
     archives=("https://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip",),
 )
 _NOISE = re.compile(r"https?://\S+|www\.\S+|@\w+")
-_WORD = re.compile(r"[a-z0-9]+|[!?.,:;()'\"-]")
+_WORD = re.compile(r"[^\W_]+|[!?.,:;()'\"-]")
 
 
 def glove_collection(dimension: int) -> Collection:

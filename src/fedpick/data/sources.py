@@ -112,9 +112,10 @@ def find_files(
         search.fail("your own directory", "none given (directory=... or FEDPICK_DATA)")
     else:
         _look(search, f"your directory {given}", (Path(given) / collection.name, Path(given)))
+    _look(search, f"cache {search.store}", (search.store,), complain=True)
+    if given is not None:  # after the cache, which holds what was unpacked from it the first time
         for url in collection.archives:
             _open_local_archive(search, Path(given) / PurePosixPath(url).name)
-    _look(search, f"cache {search.store}", (search.store,), complain=True)
     if collection.system:
         _look(search, f"system package {collection.system_package}", collection.system)
     if search.missing():

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedpick import data
+from fedpick.core.errors import InvalidInput
+from fedpick.data.synthetic import leaf_synthetic, quadratic, synthetic
+
+
+def by_client(dataset) -> data.Federation:
+    return data.partition(dataset, "natural")
+
+
+def test_labels_come_from_the_clients_own_models():
+    dataset = synthetic(alpha=0.5, beta=0.5, seed=3)
+    federation = by_client(dataset)
+    table = federation.clients()
+    assert table.features.shape == (30, 61 * 10)
+    for client in (0, 17):
+        rows = federation.rows(client)
+        bias, weights = np.split(table.features[client].reshape(61, 10), [1])
+        scores = federation.x[rows] @ weights + bias
+        assert (scores.argmax(axis=1) == federation.y[rows]).mean() > 0.99  # float32 may flip a near tie
+
+
+def test_sizes_are_those_of_the_public_code():
+    """int(lognormal(4, 2)) + 50, before a tenth goes to the test set."""
+    dataset = synthetic(num_clients=3000, dimension=2, num_classes=2, test_fraction=0.0, seed=1)
+    sizes = by_client(dataset).sizes
+    assert len(dataset.test_y) == 0 and sizes.min() >= 50
+    logs = np.log(sizes - 50 + 0.5)
+    assert np.median(logs) == pytest.approx(4, abs=0.15) and logs.std() == pytest.approx(2, abs=0.15)
+
+
+def test_the_last_tenth_of_everybody_is_the_test_set():
+    whole = synthetic(test_fraction=0.0, seed=4)
+    cut = synthetic(test_fraction=0.1, seed=4)
+    sizes = by_client(whole).sizes
+    assert np.array_equal(by_client(cut).sizes, np.floor(0.9 * sizes + 1e-6))
+    assert len(cut.test_y) + len(cut) == len(whole)
+    first = int(by_client(cut).sizes[0])
+    assert np.array_equal(cut.test_x[: sizes[0] - first], whole.train_x[first : sizes[0]])
+
+
+def test_power_law_sizes():
+    options = {"num_clients": 20_000, "dimension": 1, "num_classes": 2, "test_fraction": 0.0, "size_offset": 10}
+    sizes = by_client(synthetic(sizes="power-law", **options)).sizes
+    assert sizes.min() >= 10 and sizes.max() <= 2000
+    # Density n^-2 on [10, 2000]: P(size >= 100) = (1/100 - 1/2000) / (1/10 - 1/2000)
+    assert (sizes >= 100).mean() == pytest.approx(0.0955, abs=0.01)
+
+
+def test_alpha_and_beta_as_deviations_or_variances():
+    options = {"num_clients": 4000, "dimension": 3, "num_classes": 2, "size_mean": 0.0, "size_spread": 0.1}
+    for spread, expected in (("std", 9.0), ("variance", 3.0)):
+        dataset = synthetic(alpha=3.0, beta=3.0, spread=spread, size_offset=1, test_fraction=0.0, **options)
+        centres = dataset.client_features.mean(axis=1)  # u_k plus the mean of 8 draws of variance 1
+        assert centres.var() == pytest.approx(expected + 1 / 8, rel=0.1)
+        inputs = np.array([dataset.train_x[dataset.groups == k].mean() for k in range(500)])
+        assert inputs.var() == pytest.approx(expected + 1 / 3, rel=0.35)
+
+
+def test_inputs_have_falling_variances():
+    dataset = synthetic(num_clients=1, sizes="power-law", size_offset=20_000, dimension=5, seed=2)
+    assert dataset.train_x.var(axis=0) == pytest.approx(np.arange(1, 6) ** -1.2, rel=0.06)
+
+
+def test_leaf_sizes_and_clusters():
+    dataset = leaf_synthetic(num_clients=500, num_clusters=2, dimension=5, cluster_shares=(0.5, 0.5), seed=1)
+    federation = by_client(dataset)
+    assert federation.num_clients == 500
+    assert federation.sizes.max() <= 900 and federation.sizes.min() >= 4
+    # Clients of a cluster share their model up to a little noise: similarities fall into two heaps.
+    features = dataset.client_features / np.linalg.norm(dataset.client_features, axis=1, keepdims=True)
+    similar = features @ features.T
+    assert (np.median(similar[similar > similar.mean()]) - np.median(similar[similar < similar.mean()])) > 0.2
+
+
+def test_quadratic_is_the_papers():
+    dataset = quadratic(num_clients=2000, seed=5)
+    diagonal, vectors = dataset.train_x[:, 0], dataset.train_x[:, 1]
+    assert dataset.train_x.shape == (2000, 2, 5)
+    assert (diagonal == diagonal[:, :1]).all() and diagonal.min() >= 1 and diagonal.max() <= 20
+    assert diagonal[:, 0].mean() == pytest.approx(10.5, rel=0.05) and vectors.mean() == pytest.approx(50, rel=0.05)
+    table = by_client(dataset).clients()
+    assert np.array_equal(table.num_examples, dataset.client_sizes)
+    assert table.num_examples.mean() == pytest.approx(0.75, abs=0.02)  # of 3 x^2
+    assert table.label_histogram is None
+
+
+def test_quadratic_optimum_has_no_gradient():
+    dataset = quadratic(seed=6)
+    w, value = data.quadratic_optimum(dataset)
+    p = dataset.client_sizes / dataset.client_sizes.sum()
+    diagonal, vectors = dataset.train_x.astype(float).transpose(1, 0, 2)
+    assert np.abs(p @ (diagonal * w - vectors)).max() < 1e-9
+    local = 0.5 * (diagonal * w * w).sum(1) - vectors @ w + 0.5 * (vectors**2 / diagonal).sum(1)  # equation 87
+    assert value == pytest.approx(p @ local)
+    with pytest.raises(InvalidInput, match="quadratic"):
+        data.quadratic_optimum(synthetic())
+
+
+def test_a_set_without_labels_can_only_be_dealt_naturally():
+    with pytest.raises(InvalidInput, match="use the partition 'natural'"):
+        data.partition(quadratic(), "iid", num_clients=3)
+    with pytest.raises(InvalidInput, match="has 30 clients"):
+        data.partition(quadratic(), "natural", num_clients=3)
+
+
+@pytest.mark.parametrize("make", [synthetic, leaf_synthetic, quadratic])
+def test_a_seed_fixes_everything(make):
+    first, again, other = make(seed=1), make(seed=1), make(seed=2)
+    assert first.train_x.tobytes() == again.train_x.tobytes()
+    assert first.train_x.tobytes() != other.train_x.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "says"),
+    [
+        (synthetic, {"num_clients": 0}, "num_clients"),
+        (synthetic, {"num_classes": 1}, "num_classes"),
+        (synthetic, {"alpha": -1.0}, "alpha and beta"),
+        (synthetic, {"spread": "deviation"}, "'std' or 'variance'"),
+        (synthetic, {"sizes": "equal"}, "'lognormal' or 'power-law'"),
+        (synthetic, {"sizes": "power-law", "size_spread": 1.0}, "above 1"),
+        (synthetic, {"size_offset": 0}, "size_offset"),
+        (synthetic, {"test_fraction": 1.0}, "test_fraction"),
+        (leaf_synthetic, {"num_clusters": 2, "cluster_shares": (1.0,)}, "2 shares"),
+        (quadratic, {"curvature": (0.0, 9.0)}, "curvature"),
+        (quadratic, {"exponent": 0.0}, "exponent"),
+    ],
+)
+def test_impossible_options_are_refused(make, options, says):
+    with pytest.raises(InvalidInput, match=says):
+        make(**options)
