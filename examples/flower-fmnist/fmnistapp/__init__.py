@@ -1,0 +1,1 @@
+"""Fashion-MNIST over Flower with a fedpick policy; the model is plain NumPy."""
