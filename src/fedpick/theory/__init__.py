@@ -1,0 +1,41 @@
+"""Theory made usable: how biased a policy is on a task with known optima (`skew`), and what it costs (`bounds`)."""
+
+from fedpick.theory.bounds import (
+    Bound,
+    Constants,
+    averaging_bound,
+    decaying_rate_bound,
+    fixed_rate_bound,
+    largest_fixed_rate,
+)
+from fedpick.theory.skew import (
+    Cohorts,
+    Estimate,
+    Objectives,
+    SkewExtremes,
+    grid,
+    objective_gap,
+    quadratics,
+    sample_cohorts,
+    selection_skew,
+    skew_extremes,
+)
+
+__all__ = [
+    "Bound",
+    "Cohorts",
+    "Constants",
+    "Estimate",
+    "Objectives",
+    "SkewExtremes",
+    "averaging_bound",
+    "decaying_rate_bound",
+    "fixed_rate_bound",
+    "grid",
+    "largest_fixed_rate",
+    "objective_gap",
+    "quadratics",
+    "sample_cohorts",
+    "selection_skew",
+    "skew_extremes",
+]
