@@ -16,8 +16,8 @@ Algorithm 1, round t, in our names:
  4. The available clients that are left train, with the weights q_k as they are: not normalised.
 
 With q_k = alpha_k / pi_k a client that is left has p_k = alpha_k / A, A the sum of alpha over those left. So
-d_TV = 1 - A, the first term is S / A with S the sum of alpha_k gap_k over those left, and trying to drop client k changes
-epsilon by a formula in (A, S, alpha_k, gap_k): a pass costs one sort and O(1) per client instead of O(N).
+d_TV = 1 - A, the first term is S / A with S the sum of alpha_k gap_k over those left, and trying to drop client k
+changes epsilon by a formula in (A, S, alpha_k, gap_k): a pass costs one sort and O(1) per client instead of O(N).
 
 Choices where the paper is silent or contradicts itself: the proxy must fall by *strictly* more than tau (the text;
 the listing's >= drops everybody while all gaps are still 0); `smoothing` is 1 minus equation 17's beta (the

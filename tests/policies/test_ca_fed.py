@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import time
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedpick
+from fedpick.core.errors import InvalidInput, MissingSignal
+from fedpick.core.policy import Signal
+from fedpick.core.session import Session
+from fedpick.core.types import Clients, Outcome, RoundContext
+from fedpick.policies.ca_fed import CAFed, gaps, included_clients
+from fedpick.policies.unbiased import Unbiased
+from fedpick.testing import CHECKS
+
+
+def proxy(q: np.ndarray, alpha: np.ndarray, gap: np.ndarray, pi: np.ndarray, kappa2: float) -> float:
+    """Equation 20 as printed, over dense vectors."""
+    p = pi * q / (pi * q).sum()
+    distance = 0.5 * np.abs(alpha - p).sum()
+    return float(gap @ p + 4 * kappa2 * distance**2 * gap.max())
+
+
+def naive_pass(q, alpha, gap, pi, sort_key, kappa2, tau):
+    """Lines 13 to 22 of algorithm 1, with a strict threshold and a set that is never empty.
+
+    Also returns how close the closest decision was, because rounding may decide those either way.
+    """
+    epsilon, closest = proxy(q, alpha, gap, pi, kappa2), np.inf
+    for k in sorted(range(len(q)), key=lambda client: (-sort_key[client], client)):
+        if q[k] == 0 or np.count_nonzero(q) == 1:
+            continue
+        without = q.copy()
+        without[k] = 0
+        epsilon_without = proxy(without, alpha, gap, pi, kappa2)
+        closest = min(closest, abs(epsilon - epsilon_without - tau))
+        if epsilon - epsilon_without > tau:
+            q, epsilon = without, epsilon_without
+    return q, closest
+
+
+def naive(alpha, gap, correlation, pi, kappa2, tau):
+    q, closest = naive_pass(alpha / pi, alpha, gap, pi, np.abs(correlation), kappa2, tau)
+    q, closest_second = naive_pass(q, alpha, gap, pi, -pi, kappa2, tau)
+    return q > 0, min(closest, closest_second)
+
+
+def random_problem(rng: np.random.Generator) -> dict[str, Any]:
+    """Half of the problems have equal lambdas, equal pis, equal gaps or equal importances somewhere."""
+    count = int(rng.integers(1, 26))
+    alpha, gap = rng.random(count) + 0.01, rng.exponential(size=count)
+    correlation, pi = rng.uniform(-1, 1, count), rng.uniform(0.05, 1, count)
+    if rng.random() < 0.5:
+        correlation = rng.choice([-0.9, 0.0, 0.9], count)
+    if rng.random() < 0.5:
+        pi = rng.choice([0.1, 0.5, 0.9], count)
+    if rng.random() < 0.3:
+        gap = rng.choice([0.0, 0.3, 1.0], count)
+    if rng.random() < 0.3:
+        alpha = np.ones(count)
+    kappa2 = float(rng.choice([0.0, 0.01, 0.1, 1.0, 10.0]))
+    tau = float(rng.choice([0.0, 0.0, 0.01]))
+    return {"importance": alpha / alpha.sum(), "gap": gap, "correlation": correlation, "availability": pi} | {
+        "kappa2": kappa2,
+        "tau": tau,
+    }
+
+
+def test_the_passes_equal_the_naive_algorithm_on_a_thousand_problems():
+    rng = np.random.default_rng(2024)
+    decisive = dropped = stopped = 0
+    for _ in range(1000):
+        problem = random_problem(rng)
+        wanted, closest = naive(*list(problem.values())[:4], problem["kappa2"], problem["tau"])
+        got = included_clients(**problem)
+        assert got.any()
+        if closest < 1e-12:
+            continue
+        decisive += 1
+        np.testing.assert_array_equal(got, wanted)
+        order = np.argsort(-np.abs(problem["correlation"]), kind="stable")
+        dropped += not got.all()
+        stopped += bool(np.any(np.diff((~got[order]).astype(int)) > 0))  # dropped somebody after keeping somebody
+    # The comparison means something: few ties, many problems with drops, many where the drops are no prefix.
+    assert decisive > 850
+    assert dropped > 400
+    assert stopped > 300
+
+
+def test_equal_gaps_drop_nobody_whatever_the_weights():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        count = int(rng.integers(2, 200))
+        alpha = rng.random(count)
+        got = included_clients(
+            alpha / alpha.sum(), np.full(count, 0.1), rng.random(count), rng.random(count), kappa2=0.0, tau=0.0
+        )
+        assert got.all()
+
+
+def test_somebody_of_positive_importance_is_always_left():
+    importance = np.array([0.5, 0.5, 0.0, 0.0])
+    got = included_clients(
+        importance, np.array([5.0, 1.0, 0.0, 0.0]), np.zeros(4), np.full(4, 0.5), kappa2=0.0, tau=0.0
+    )
+    np.testing.assert_array_equal(got, [False, True, True, True])
+    alone = included_clients(np.ones(1), np.ones(1), np.ones(1), np.ones(1), kappa2=0.0, tau=0.0)
+    assert alone.all()
+
+
+def test_correlation_goes_first_and_by_magnitude():
+    # Either of the two clients with a large gap may go, not both: the first in the order does.
+    base = {"importance": np.full(4, 0.25), "gap": np.array([1.0, 1.0, 0.0, 0.0]), "kappa2": 0.5, "tau": 0.0}
+    pi = np.array([0.1, 0.9, 0.5, 0.5])
+    by_lambda = included_clients(**base, correlation=np.array([0.5, -0.9, 0.0, 0.0]), availability=pi)
+    np.testing.assert_array_equal(by_lambda, [True, False, True, True])
+    # All lambdas equal: the first pass goes by index and has already decided when the second starts.
+    by_index = included_clients(**base, correlation=np.zeros(4), availability=pi[[1, 0, 2, 3]])
+    np.testing.assert_array_equal(by_index, [False, True, True, True])
+
+
+def test_tau_is_a_strict_threshold():
+    # Dropping client 0 lowers the proxy by exactly 1/2 (kappa2 = 0): from 1/2 to 0.
+    problem = {
+        "importance": np.full(2, 0.5),
+        "gap": np.array([1.0, 0.0]),
+        "correlation": np.zeros(2),
+        "availability": np.full(2, 0.5),
+        "kappa2": 0.0,
+    }
+    assert included_clients(**problem, tau=0.5).all()
+    np.testing.assert_array_equal(included_clients(**problem, tau=0.49), [False, True])
+
+
+def context(clients: Clients, mask: list[bool], index: int = 0, budget: int | None = None) -> RoundContext:
+    available = np.array(mask)
+    return RoundContext(
+        index=index, budget=int(available.sum()) if budget is None else budget, available=available, clients=clients
+    )
+
+
+def play(session: Session, masks: np.ndarray, losses: np.ndarray, budget: int | None = None) -> list:
+    """Asks and tells every round; losses is (rounds, N)."""
+    chosen = []
+    for index, (mask, loss) in enumerate(zip(masks, losses, strict=True)):
+        selection = session.ask(available=mask, budget=budget, measure=lambda probe, loss=loss: loss[probe.clients])
+        done = np.ones(len(selection.clients), dtype=bool)
+        session.tell(Outcome(index=index, clients=selection.clients, completed=done))
+        chosen.append(selection)
+    return chosen
+
+
+def test_estimates_and_losses_follow_the_paper_by_hand():
+    clients = Clients(num_examples=np.ones(3))
+    masks = np.array([[True, True, False], [True, False, False], [True, True, False]])
+    losses = np.array([[2.0, 4.0, 9.0], [1.0, 9.0, 9.0], [3.0, 5.0, 9.0]])
+    session = Session(CAFed(kappa2=1e6, smoothing=0.25), clients)
+    chosen = play(session, masks, losses)
+    # Round 0 already counts its own mask: pi = (1 + 1) / (1 + 2).
+    np.testing.assert_allclose(chosen[0].weights, [0.5, 0.5])
+    # Round 2: client 0 was there 3 times of 3, client 1 twice: 4/5 and 3/5.
+    np.testing.assert_allclose(chosen[2].weights, [5 / 12, 5 / 9])
+    assert not chosen[2].renormalize
+    state = session.state
+    # Client 0: 2, then 0.25 * 2 + 0.75 * 1 = 1.25, then 0.25 * 1.25 + 0.75 * 3 = 2.5625. Client 1: 4, then 4.75.
+    np.testing.assert_allclose(state.loss, [2.5625, 4.75, np.nan])
+    np.testing.assert_allclose(state.lowest, [1.25, 4.0, np.nan])
+    np.testing.assert_allclose(gaps(state), [1.3125, 0.75, (1.3125 + 0.75) / 2])
+
+
+def test_no_answer_keeps_the_old_estimate():
+    session = Session(CAFed(), Clients(num_examples=np.ones(2)))
+    losses = np.array([[2.0, 4.0], [np.nan, 3.0], [np.nan, np.nan]])
+    play(session, np.ones((3, 2), dtype=bool), losses)
+    np.testing.assert_allclose(session.state.loss, [2.0, 3.0])
+
+
+def test_first_round_excludes_nobody():
+    rng = np.random.default_rng(3)
+    session = Session(CAFed(kappa2=0.0), Clients(num_examples=np.ones(30)))
+    first, *_ = play(session, np.ones((1, 30), dtype=bool), rng.random((1, 30)))
+    assert first.diagnostics["excluded"] == 0
+    np.testing.assert_array_equal(first.clients, np.arange(30))
+
+
+@pytest.mark.parametrize(
+    ("minimum_loss", "expected"),
+    [
+        ("running", [1.0, 0.0, 0.5]),
+        ("zero", [3.0, 4.0, 3.5]),
+        ([2.5, np.nan], [0.5, 0.0, 0.25]),
+        ([2.5, 4.5, 0.0], [0.5, 0.0, 0.25]),
+    ],
+)
+def test_the_minimum_may_be_given(minimum_loss, expected):
+    session = Session(CAFed(minimum_loss=minimum_loss), Clients(num_examples=np.ones(3)))
+    masks = np.array([[True, True, False]] * 2)
+    play(session, masks, np.array([[2.0, 4.0, 9.0], [3.0, 4.0, 9.0]]))
+    np.testing.assert_allclose(gaps(session.state), expected)
+
+
+def test_given_minima_survive_saving_and_growth(tmp_path):
+    session = Session(fedpick.policies.get("ca-fed", minimum_loss=[0.5, 1.5]), Clients(num_examples=np.ones(2)))
+    play(session, np.ones((1, 2), dtype=bool), np.array([[2.0, 4.0]]))
+    session.save(tmp_path)
+    session = Session.load(tmp_path)
+    session.grow(Clients(num_examples=np.ones(3)))
+    np.testing.assert_allclose(gaps(session.state), [1.5, 2.5, 2.0])
+    with pytest.raises(InvalidInput, match="3 values, but there are 2 clients"):
+        Session(CAFed(minimum_loss=[1, 2, 3]), Clients(num_examples=np.ones(2)))
+
+
+@pytest.mark.parametrize("kappa2", [float("inf"), 1e300, 1e12])
+@pytest.mark.parametrize("estimates", ["bayes", "bayes-chain", "oracle"])
+@pytest.mark.parametrize("budget", [None, 3])
+def test_large_kappa2_is_exactly_unbiased(kappa2, estimates, budget):
+    rng = np.random.default_rng(7)
+    pi = rng.uniform(0.2, 0.9, 12)
+    clients = Clients(num_examples=rng.integers(1, 50, 12), availability=pi, correlation=rng.uniform(-0.2, 0.9, 12))
+    masks, losses = rng.random((40, 12)) < pi, rng.exponential(size=(40, 12))
+    ours = play(Session(CAFed(kappa2=kappa2, estimates=estimates), clients, seed=5), masks, losses, budget)
+    plain = play(Session(Unbiased(estimates=estimates), clients, seed=5), masks, losses, budget)
+    for one, other in zip(ours, plain, strict=True):
+        np.testing.assert_array_equal(one.clients, other.clients)
+        np.testing.assert_array_equal(one.weights, other.weights)
+        assert one.renormalize is other.renormalize is False
+    # The same losses do make it drop clients once the bias counts for less.
+    assert any(s.diagnostics["excluded"] for s in play(Session(CAFed(kappa2=0.1), clients), masks, losses))
+
+
+def test_a_small_budget_keeps_the_expected_weights():
+    rng = np.random.default_rng(11)
+    clients = Clients(
+        num_examples=rng.integers(1, 50, 10), availability=np.full(10, 0.5), correlation=rng.uniform(0, 0.9, 10)
+    )
+    policy = CAFed(kappa2=0.05, estimates="oracle")
+    session = Session(policy, clients)
+    play(session, np.ones((3, 10), dtype=bool), rng.exponential(size=(3, 10)))
+    everyone, state = context(clients, [True] * 10, 3), session.state
+    full, _ = policy.select(state, everyone, rng)
+    left = len(full.clients)
+    assert 4 <= left < 10
+    sums = np.zeros((4000, 10))
+    for trial in range(4000):
+        some, _ = policy.select(state, context(clients, [True] * 10, 3, budget=2), rng)
+        assert len(some.clients) == 2
+        sums[trial, some.clients] = some.weights
+    expected = np.zeros(10)
+    expected[full.clients] = full.weights
+    error = np.abs(sums.mean(axis=0) - expected)
+    assert (error <= 4.5 * sums.std(axis=0) / np.sqrt(4000) + 1e-12).all()
+
+
+def test_diagnostics_are_the_two_terms_of_the_proxy():
+    rng = np.random.default_rng(5)
+    clients = Clients(num_examples=rng.integers(1, 50, 15))
+    policy = CAFed(kappa2=0.05)
+    session = Session(policy, clients)
+    masks, losses = rng.random((12, 15)) < 0.6, rng.exponential(size=(12, 15))
+    last = play(session, masks, losses)[-1]
+    mask = last.diagnostics["excluded_mask"]
+    assert 0 < last.diagnostics["excluded"] == mask.sum()
+    assert not mask[last.clients].any()
+    assert last.diagnostics["available_excluded"] == (masks[-1] & mask).sum()
+    pi = (masks.sum(axis=0) + 1) / (12 + 2)
+    weights = np.where(mask, 0.0, clients.importance / pi)
+    total = last.diagnostics["epsilon_opt"] + last.diagnostics["epsilon_bias"]
+    assert total == pytest.approx(proxy(weights, clients.importance, gaps(session.state), pi, 0.05))
+    assert last.diagnostics["gamma"] == gaps(session.state).max()
+
+
+def test_probes_everybody_available_on_one_mini_batch():
+    clients = Clients(num_examples=np.ones(4))
+    policy = CAFed(batch_size=16)
+    state = policy.init(clients, np.random.default_rng(0))
+    (probe,) = policy.probe(state, context(clients, [True, False, True, True], budget=1), np.random.default_rng(0))
+    np.testing.assert_array_equal(probe.clients, [0, 2, 3])
+    assert (probe.signal, probe.batch_size, probe.trial) == (Signal.LOSS, 16, None)
+    # A round without a budget is a look at the mask, nothing more.
+    watching = context(clients, [True] * 4, budget=0)
+    assert policy.probe(state, watching, np.random.default_rng(0)) == ()
+    _, later = policy.select(state, watching, np.random.default_rng(0))
+    np.testing.assert_array_equal(later.rounds_available, 1)
+
+
+def test_needs():
+    assert CAFed().needs == {Signal.LOSS}
+    assert CAFed(estimates="oracle").needs == {Signal.LOSS, Signal.AVAILABILITY, Signal.CORRELATION}
+    with pytest.raises(MissingSignal, match=r"Clients\.availability"):
+        Session(CAFed(estimates="oracle"), Clients(num_examples=np.ones(2)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kappa2": -1.0},
+        {"kappa2": float("nan")},
+        {"tau": -0.1},
+        {"smoothing": 1.0},
+        {"estimates": "guess"},
+        {"prior": -1.0},
+        {"batch_size": 0},
+        {"minimum_loss": "none"},
+        {"minimum_loss": [float("inf")]},
+    ],
+)
+def test_wrong_hyper_parameters_are_refused(wrong):
+    with pytest.raises(InvalidInput, match=f"'{next(iter(wrong))}' parameter of CAFed"):
+        CAFed(**wrong)
+
+
+@pytest.mark.parametrize(
+    "policy", [CAFed(estimates="oracle"), CAFed(estimates="bayes-chain", smoothing=0.5, prior=0.0)]
+)
+@pytest.mark.parametrize("name", sorted(set(CHECKS) - {"one_million_clients", "same_selections_in_other_processes"}))
+def test_conformance_of_other_configurations(policy, name):
+    CHECKS[name](policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kappa2", [0.01, 1.0])
+def test_a_million_clients_take_less_than_two_seconds_and_a_gibibyte(kappa2):
+    rng = np.random.default_rng(0)
+    count = 1_000_000
+    clients = Clients(num_examples=rng.integers(10, 100, count))
+    session = Session(CAFed(kappa2=kappa2), clients)
+    play(session, rng.random((2, count)) < 0.6, rng.exponential(size=(2, count)))
+    mask, loss = rng.random(count) < 0.6, rng.exponential(size=count)
+    # Processor time: what else the machine does is not this policy's business.
+    start = time.process_time()
+    session.ask(available=mask, measure=lambda probe: loss[probe.clients])
+    assert time.process_time() - start < 2.0
+    tracemalloc.start()
+    selection = session.ask(available=mask, measure=lambda probe: loss[probe.clients])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**30
+    assert selection.diagnostics["excluded"] > 0
