@@ -1,0 +1,151 @@
+"""The data-distribution-dependency graph (3DG) of FedGS: how far apart the data of any two clients are.
+
+    features -> similarity V_ij (eqs. 10-12) -> edges R_ij -> shortest paths H_ij (Floyd-Warshall or Dijkstra)
+
+`rule.variant` "paper": V is the inner product of the features, scaled to [0, 1] by the smallest and the largest value
+of any pair (appendix C), or max(cosine, 0) for what models reveal (eqs. 11, 12); an edge exp(-V / sigma^2) where V >=
+epsilon. `"code"`: what the authors' program computes: the cosine throughout, scaled with 0 among the values, an edge
+exp(-V^2 / 0.1) where V > 0.01.
+
+The paper leaves open: distances are divided by the largest finite one; a pair without a path is at distance 1, the
+largest there is. Where all pairs are equally similar, they are all at the same distance, 1.
+
+Clients of one prototype are copies of one node, joined by an edge like any other pair. No shortest path between two
+prototypes visits a second copy, so paths among prototypes are exact; two copies are as far apart as their edge, or as a
+detour over another node, whichever is shorter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import shortest_path
+
+from fedpick.policies._prototypes import merge
+
+__all__ = ["Graph", "GraphRule", "build_graph", "edge_weights", "graph_of_similarities", "scaled", "similarities"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+_CODE_EPSILON = 0.01
+_CODE_SIGMA2 = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphRule:
+    """How features become a graph."""
+
+    variant: str = "paper"
+    """"paper" or "code"."""
+    epsilon: float = 0.1
+    sigma2: float = 0.01
+    cosine: bool = False
+    """The features come from models (eqs. 11, 12): compare directions only."""
+
+    @property
+    def uses_directions(self) -> bool:
+        """Whether the length of a feature vector is irrelevant."""
+        return self.cosine or self.variant == "code"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Distances between clients, by way of their prototypes."""
+
+    prototype: IntArray
+    """(N,) the node that stands for each client."""
+    distance: FloatArray
+    """(P, P) in [0, 1], symmetric; the diagonal is the distance of two clients of the same prototype."""
+
+    def mean_distance(self) -> float:
+        """The mean over all pairs of clients; 1 where there is no pair."""
+        count = len(self.prototype)
+        if count < 2:
+            return 1.0
+        amounts = np.bincount(self.prototype, minlength=len(self.distance)).astype(np.float64)
+        total = amounts @ self.distance @ amounts - amounts @ np.diagonal(self.distance)
+        return float(total / (count * (count - 1)))
+
+    def between_clients(self) -> FloatArray:
+        """(N, N) distances of all pairs, 0 on the diagonal: for pictures and analysis of a few clients."""
+        dense = self.distance[np.ix_(self.prototype, self.prototype)]
+        np.fill_diagonal(dense, 0.0)
+        return dense
+
+
+def build_graph(features: FloatArray, rule: GraphRule, max_prototypes: int) -> Graph:
+    """The graph of N clients with the given (N, F) features."""
+    if len(features) == 0:
+        return Graph(np.empty(0, dtype=np.int64), np.empty((0, 0)))
+    prototypes = merge(_directions(features) if rule.uses_directions else features, max_prototypes)
+    values = similarities(prototypes.centre, rule)
+    return Graph(prototypes.member, _distances(values, prototypes.multiplicity, rule))
+
+
+def graph_of_similarities(values: FloatArray, rule: GraphRule) -> Graph:
+    """The graph of N clients whose (N, N) similarities are known, such as from a protocol that hides the features."""
+    symmetric = (values + values.T) / 2
+    count = len(symmetric)
+    return Graph(np.arange(count), _distances(symmetric, np.ones(count, dtype=np.int64), rule))
+
+
+def similarities(features: FloatArray, rule: GraphRule) -> FloatArray:
+    """V before scaling: inner products or cosines, (N, N)."""
+    if not rule.uses_directions:
+        return features @ features.T
+    unit = _directions(features)
+    cosine = np.clip(unit @ unit.T, -1.0, 1.0)
+    return np.maximum(cosine, 0.0) if rule.variant == "paper" else cosine
+
+
+def scaled(values: FloatArray, multiplicity: IntArray, rule: GraphRule) -> FloatArray:
+    """V in [0, 1]. The diagonal counts only where it stands for a real pair, two clients of one prototype."""
+    if rule.variant == "paper" and rule.cosine:
+        return values  # max(cosine, 0) is in [0, 1] as it is
+    pairs = ~np.eye(len(values), dtype=bool) | np.diag(multiplicity > 1)
+    low, high = values.min(where=pairs, initial=np.inf), values.max(where=pairs, initial=-np.inf)
+    if rule.variant == "code":
+        low, high = min(low, 0.0), max(high, 0.0)  # the program takes both with zeros on the diagonal
+    if not high > low:
+        return np.ones_like(values)
+    result: FloatArray = np.clip((values - low) / (high - low), 0.0, 1.0)
+    return result
+
+
+def edge_weights(similarity: FloatArray, rule: GraphRule) -> FloatArray:
+    """R off the diagonal, inf where there is no edge; the diagonal is the edge between two copies of a node."""
+    # A weight that underflows to 0 would read as "no edge" in SciPy's dense graphs.
+    smallest = np.finfo(np.float64).tiny
+    if rule.variant == "code":
+        joined, weight = similarity > _CODE_EPSILON, np.exp(-(similarity**2) / _CODE_SIGMA2)
+    else:
+        joined, weight = similarity >= rule.epsilon, np.exp(-similarity / rule.sigma2)
+    return np.where(joined, np.maximum(weight, smallest), np.inf)
+
+
+def _distances(values: FloatArray, multiplicity: IntArray, rule: GraphRule) -> FloatArray:
+    weights = edge_weights(scaled(values, multiplicity, rule), rule)
+    between = weights.copy()
+    np.fill_diagonal(between, 0.0)
+    distance: FloatArray = shortest_path(between, method="auto", directed=False)
+    np.fill_diagonal(between, np.inf)
+    copies = np.minimum(np.diagonal(weights), (between + distance).min(axis=1))
+    # Single clients have no copy: their diagonal must not take part in the scaling.
+    np.fill_diagonal(distance, np.where(multiplicity > 1, copies, np.inf))
+    finite = np.isfinite(distance)
+    largest = distance.max(where=finite, initial=0.0)
+    if largest > 0:
+        distance[finite] /= largest
+    distance[~finite] = 1.0
+    single = multiplicity == 1
+    distance[single, single] = 0.0
+    symmetric: FloatArray = (distance + distance.T) / 2
+    return symmetric
+
+
+def _directions(features: FloatArray) -> FloatArray:
+    length = np.sqrt((features**2).sum(axis=1, keepdims=True))
+    return np.divide(features, length, out=np.zeros_like(features), where=length > 0)

@@ -1,0 +1,114 @@
+"""Prototypes: clients that look (nearly) alike share one node of the graph, so that memory is O(N + prototypes^2).
+
+Up to `limit` distinct rows nothing is lost: every distinct row is a prototype. Beyond that, centres are spread over an
+evenly spaced sample of the rows by farthest-first traversal, moved by a few k-means steps, and every client joins the
+nearest one. All of it is a function of the rows alone, without random numbers: a state that is loaded, or a table that
+grew, finds the same prototypes again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Prototypes", "merge"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+_SAMPLE_PER_PROTOTYPE = 16
+_SAMPLE_NUMBERS = 4_000_000
+_REFINEMENTS = 3
+# Multiplications per block of rows. Small blocks stay in the cache, and below this size the usual linear algebra
+# libraries do not start threads, which on a busy machine wait for each other far longer than they compute.
+_BLOCK_WORK = 2**18
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """Which clients share a node, and what that node looks like."""
+
+    member: IntArray
+    """(N,) the prototype of each client; where nothing was merged, client k is prototype k."""
+    centre: FloatArray
+    """(P, F)"""
+    multiplicity: IntArray
+    """(P,) how many clients each stands for."""
+
+
+def merge(rows: FloatArray, limit: int) -> Prototypes:
+    """At most `limit` prototypes for N rows, in the order in which their first members appear.
+
+    >>> merge(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), 10).member
+    array([0, 1, 0])
+    """
+    first, member = _distinct(rows)
+    multiplicity = np.bincount(member, minlength=len(first))
+    if len(first) <= limit:
+        return Prototypes(member=member, centre=rows[first], multiplicity=multiplicity)
+    distinct = rows[first]
+    centres = _spread(distinct, limit)
+    nearest = _nearest(distinct, centres)
+    centres, nearest = _means(distinct, nearest, multiplicity.astype(np.float64))
+    member = nearest[member]
+    return Prototypes(member=member, centre=centres, multiplicity=np.bincount(member, minlength=len(centres)))
+
+
+def _distinct(rows: FloatArray) -> tuple[IntArray, IntArray]:
+    """(first row of each distinct value, in order of appearance; for every row, which of them it equals)."""
+    bits = np.ascontiguousarray(rows + 0.0).view(np.uint64)  # + 0.0: -0.0 and 0.0 are equal
+    key = np.zeros(len(rows), dtype=np.uint64)
+    for column in range(bits.shape[1]):
+        key = (key ^ bits[:, column]) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(29)
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    if not np.array_equal(rows[first[inverse]], rows):  # two rows share a key: compare them in full
+        _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[order] = np.arange(len(first))
+    return first[order].astype(np.int64), rank[inverse.reshape(-1)]
+
+
+def _spread(rows: FloatArray, count: int) -> FloatArray:
+    """`count` centres among the rows."""
+    size = max(min(_SAMPLE_PER_PROTOTYPE * count, _SAMPLE_NUMBERS // max(rows.shape[1], 1)), 2 * count)
+    size = min(size, len(rows))
+    sample = rows[np.linspace(0, len(rows) - 1, size).astype(np.int64)]
+    squares = (sample**2).sum(axis=1)
+    chosen = np.empty(count, dtype=np.int64)
+    # The row farthest from the mean first, then always the one farthest from all those chosen.
+    distance = ((sample - sample.mean(axis=0)) ** 2).sum(axis=1)
+    chosen[0] = np.argmax(distance)
+    distance = np.full(size, np.inf)
+    for place in range(1, count):
+        last = sample[chosen[place - 1]]
+        np.minimum(distance, squares - 2 * np.einsum("ij,j->i", sample, last) + last @ last, out=distance)
+        chosen[place] = np.argmax(distance)
+    centres = sample[np.unique(chosen)]
+    for _ in range(_REFINEMENTS):
+        centres, _ = _means(sample, _nearest(sample, centres), np.ones(size))
+    return centres
+
+
+def _nearest(rows: FloatArray, centres: FloatArray) -> IntArray:
+    nearest = np.empty(len(rows), dtype=np.int64)
+    half_squares = (centres**2).sum(axis=1) / 2
+    size = max(_BLOCK_WORK // max(centres.size, 1), 8)
+    for begin in range(0, len(rows), size):
+        block = slice(begin, begin + size)
+        nearest[block] = np.argmin(half_squares - rows[block] @ centres.T, axis=1)
+    return nearest
+
+
+def _means(rows: FloatArray, nearest: IntArray, weights: FloatArray) -> tuple[FloatArray, IntArray]:
+    """The weighted mean of each group's rows, groups without rows left out; and the groups, renumbered to match."""
+    used, first, group = np.unique(nearest, return_index=True, return_inverse=True)
+    rank = np.empty(len(used), dtype=np.int64)
+    rank[np.argsort(first, kind="stable")] = np.arange(len(used))
+    group = rank[group]
+    total = np.bincount(group, weights=weights)
+    sums = [np.bincount(group, weights=weights * column) for column in rows.T]
+    return np.stack(sums, axis=1) / total[:, None], group
