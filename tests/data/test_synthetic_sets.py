@@ -77,6 +77,16 @@ def test_leaf_sizes_and_clusters():
     assert (np.median(similar[similar > similar.mean()]) - np.median(similar[similar < similar.mean()])) > 0.2
 
 
+def test_clients_beyond_the_first_block_are_made_alike():
+    for dataset in (leaf_synthetic(num_clients=2500, dimension=3), synthetic(num_clients=2500, dimension=3)):
+        assert by_client(dataset).num_clients == 2500
+        last = dataset.groups == 2499
+        bias, weights = np.split(dataset.client_features[2499].reshape(4, 10), [1])
+        right = (dataset.train_x[last] @ weights + bias).argmax(axis=1) == dataset.train_y[last]
+        assert right.mean() > (0.99 if dataset.name == "synthetic" else 0.7)  # LEAF adds noise to the scores
+    assert synthetic(num_clients=3, features=False).client_features is None
+
+
 def test_quadratic_is_the_papers():
     dataset = quadratic(num_clients=2000, seed=5)
     diagonal, vectors = dataset.train_x[:, 0], dataset.train_x[:, 1]

@@ -83,7 +83,8 @@ def partition(
                 f"its own clients. Got {name!r}."
             )
         owner, count = dealer(dataset.train_y, int(num_clients), rng, **options), int(num_clients)
-    return _assemble(dataset, name, owner, count, shares, rng, {"seed": seed, **options})
+    info = {"seed": seed, "holdout": holdout, "split": split, **_defaults(dealer), **options}
+    return _assemble(dataset, name, owner, count, shares, rng, info)
 
 
 def _dealer(name: str) -> Callable[..., Owners]:
@@ -103,6 +104,11 @@ def _check_options(name: str, dealer: Callable[..., Owners], options: dict[str, 
 def _option_names(function: Callable[..., Any]) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     return [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+
+
+def _defaults(dealer: Callable[..., Owners]) -> dict[str, Any]:
+    parameters = inspect.signature(dealer).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def _shares(holdout: float, split: tuple[float, float, float] | None) -> tuple[float, float]:

@@ -6,7 +6,7 @@ local parameters), and the partition `natural` deals them out.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from fedpick.data.types import Dataset
 __all__ = ["leaf_synthetic", "quadratic", "quadratic_optimum", "synthetic"]
 
 FloatArray = NDArray[np.float64]
-_BLOCK = 8192
+_BLOCK = 1024  # clients
 
 
 def _require_shape(num_clients: int, dimension: int, num_classes: int, test_fraction: float) -> None:
@@ -53,6 +53,7 @@ def synthetic(
     variances, as the papers write. `sizes="lognormal"`: int(lognormal(size_mean, size_spread)) + size_offset;
     `"power-law"`: density proportional to n^-size_spread between size_offset and 200 times that. The last
     `test_fraction` of every client's examples make up the central test set (0: none, use a local test split).
+    `features=False` leaves out the true models, (dimension + 1) * num_classes numbers per client.
     """
     _require_shape(num_clients, dimension, num_classes, test_fraction)
     require(spread in ("std", "variance"), f"spread must be 'std' or 'variance'. Got {spread!r}.")
@@ -60,12 +61,15 @@ def synthetic(
     rng = stream(seed, 0, Purpose.DATA)
     counts = _draw_sizes(sizes, num_clients, size_mean, size_spread, size_offset, rng)
     scale_u, scale_b = (alpha, beta) if spread == "std" else (np.sqrt(alpha), np.sqrt(beta))
-    centre = rng.normal(0.0, scale_u, size=(num_clients, 1))
-    # (N, dimension + 1, classes); row 0 is the bias.
-    models = rng.normal(centre[:, :, None], 1.0, size=(num_clients, dimension + 1, num_classes))
-    means = rng.normal(rng.normal(0.0, scale_b, size=(num_clients, 1)), 1.0, size=(num_clients, dimension))
-    options = {"alpha": alpha, "beta": beta, "sizes": sizes, "spread": spread, "seed": seed}
-    return _linear_federation("synthetic", models, means, counts, 0.0, test_fraction, features, rng, options)
+
+    def draw(number: int) -> tuple[FloatArray, FloatArray]:
+        centres = rng.normal(0.0, scale_u, size=(number, 1, 1))
+        models = rng.normal(centres, 1.0, size=(number, dimension + 1, num_classes))
+        return models, rng.normal(rng.normal(0.0, scale_b, size=(number, 1)), 1.0, size=(number, dimension))
+
+    info = {"alpha": alpha, "beta": beta, "sizes": sizes, "spread": spread, "seed": seed}
+    x, y, models = _examples(counts, draw, (dimension + 1, num_classes), 0.0, features, rng)
+    return _federated("synthetic", x, y, counts, num_classes, test_fraction, models, info)
 
 
 def leaf_synthetic(
@@ -97,11 +101,15 @@ def leaf_synthetic(
     shared = rng.standard_normal((dimension + 1, num_classes, num_clusters))
     cluster_means = rng.normal(rng.standard_normal((num_clusters, 1)), 1.0, size=(num_clusters, num_clusters))
     cluster = rng.choice(num_clusters, size=num_clients, p=share)
-    mixture = rng.normal(cluster_means[cluster], 0.1)  # (N, clusters)
-    models = np.einsum("dcs,ns->ndc", shared, mixture)
-    means = rng.normal(rng.standard_normal((num_clients, 1)), 1.0, size=(num_clients, dimension))
-    options = {"num_clusters": num_clusters, "seed": seed}
-    return _linear_federation("leaf-synthetic", models, means, counts, 0.1, test_fraction, features, rng, options)
+    mixtures = iter(np.array_split(rng.normal(cluster_means[cluster], 0.1), _blocks(num_clients)))  # of (N, clusters)
+
+    def draw(number: int) -> tuple[FloatArray, FloatArray]:
+        models = np.einsum("dcs,ns->ndc", shared, next(mixtures))
+        return models, rng.normal(rng.standard_normal((number, 1)), 1.0, size=(number, dimension))
+
+    info = {"num_clusters": num_clusters, "seed": seed}
+    x, y, models = _examples(counts, draw, (dimension + 1, num_classes), 0.1, features, rng)
+    return _federated("leaf-synthetic", x, y, counts, num_classes, test_fraction, models, info)
 
 
 def _draw_sizes(
@@ -120,55 +128,73 @@ def _draw_sizes(
     raise InvalidInput(f"sizes must be 'lognormal' or 'power-law'. Got {kind!r}.")
 
 
-def _linear_federation(
-    name: str,
-    models: FloatArray,
-    means: FloatArray,
+def _blocks(num_clients: int) -> range:
+    """The first client of every block but the first: places to split an array of clients."""
+    return range(_BLOCK, num_clients, _BLOCK)
+
+
+def _examples(
     counts: NDArray[np.int64],
+    draw: Callable[[int], tuple[FloatArray, FloatArray]],
+    model_shape: tuple[int, int],
     noise: float,
-    test_fraction: float,
-    features: bool,
+    keep_models: bool,
     rng: np.random.Generator,
-    options: dict[str, Any],
-) -> Dataset:
-    """Examples around `means`, labelled by the linear `models`; the last of each client's go to the test set."""
-    num_clients, dimension = means.shape
-    num_classes = models.shape[2]
-    owner = np.repeat(np.arange(num_clients, dtype=np.int32), counts)
+) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32] | None]:
+    """Examples around the clients' means, labelled by their linear models; and the models, flat, if asked for.
+
+    `draw(number)` gives the next clients' models (number, dimension + 1, classes), row 0 the bias, and their means.
+    Clients are made in blocks, so that memory stays near the size of the result.
+    """
+    dimension = model_shape[0] - 1
+    x = np.empty((int(counts.sum()), dimension), dtype=np.float32)
+    y = np.empty(len(x), dtype=np.int32)
+    kept = np.empty((len(counts), *model_shape), dtype=np.float32) if keep_models else None
     deviation = np.arange(1, dimension + 1) ** -0.6  # the root of j^-1.2
-    x = np.empty((len(owner), dimension), dtype=np.float32)
-    y = np.empty(len(owner), dtype=np.int32)
-    for start in range(0, len(owner), _BLOCK):  # in blocks: memory stays near the size of the result
-        rows = slice(start, min(start + _BLOCK, len(owner)))
-        block = means[owner[rows]] + rng.standard_normal((rows.stop - start, dimension)) * deviation
-        scores = _scores(block, models, owner[rows])
-        if noise:
-            scores += rng.normal(0.0, noise, size=scores.shape)
-        x[rows], y[rows] = block, scores.argmax(axis=1)
-    place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    kept = np.maximum(np.floor((1 - test_fraction) * counts + 1e-6), 1)
-    test = place >= np.repeat(kept, counts)
+    ends = np.cumsum(counts)
+    for first in range(0, len(counts), _BLOCK):
+        models, means = draw(min(_BLOCK, len(counts) - first))
+        if kept is not None:
+            kept[first : first + _BLOCK] = models
+        for client, (model, mean) in enumerate(zip(models, means, strict=True), start=first):
+            rows = slice(ends[client] - counts[client], ends[client])
+            inputs = mean + rng.standard_normal((counts[client], dimension)) * deviation
+            scores = inputs @ model[1:] + model[0]
+            if noise:
+                scores += rng.normal(0.0, noise, size=scores.shape)
+            x[rows], y[rows] = inputs, scores.argmax(axis=1)
+    return x, y, None if kept is None else kept.reshape(len(counts), -1)
+
+
+def _federated(
+    name: str,
+    x: NDArray[np.float32],
+    y: NDArray[np.int32],
+    counts: NDArray[np.int64],
+    num_classes: int,
+    test_fraction: float,
+    features: NDArray[np.float32] | None,
+    info: dict[str, Any],
+) -> Dataset:
+    """The last `test_fraction` of each client's examples go to the test set."""
+    owner = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    if test_fraction:
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+        test = place >= np.repeat(np.maximum(np.floor((1 - test_fraction) * counts + 1e-6), 1), counts)
+        x, y, owner, test_x, test_y = x[~test], y[~test], owner[~test], x[test], y[test]
+    else:
+        test_x, test_y = x[:0], y[:0]
     return Dataset(
         name=name,
-        train_x=x[~test],
-        train_y=y[~test],
-        test_x=x[test],
-        test_y=y[test],
+        train_x=x,
+        train_y=y,
+        test_x=test_x,
+        test_y=test_y,
         num_classes=num_classes,
-        groups=owner[~test],
-        client_features=models.reshape(num_clients, -1).astype(np.float32) if features else None,
-        info=options,
+        groups=owner,
+        client_features=features,
+        info=info,
     )
-
-
-def _scores(x: FloatArray, models: FloatArray, owner: NDArray[np.int32]) -> FloatArray:
-    """(rows, classes) of the owner's model: one product per run of rows with the same owner."""
-    scores = np.empty((len(x), models.shape[2]))
-    cuts = [0, *(np.flatnonzero(np.diff(owner)) + 1).tolist(), len(x)]
-    for start, stop in pairwise(cuts):
-        model = models[owner[start]]
-        scores[start:stop] = x[start:stop] @ model[1:] + model[0]
-    return scores
 
 
 def quadratic(

@@ -15,6 +15,7 @@ __all__ = ["draw_partition"]
 
 _MOST_BARS = 200
 _MOST_LABELS = 20
+_UNTOLD = ("attempts", "proposals")  # limits of a search, not part of the picture
 
 
 def draw_partition(federation: Federation, path: str | Path, *, title: str | None = None) -> Path:
@@ -81,7 +82,8 @@ def _draw_bars(axes: Any, heights: NDArray[np.float64]) -> None:
 
 def _title(federation: Federation) -> str:
     sizes = federation.clients().num_examples
-    options = ", ".join(f"{name}={value}" for name, value in federation.info.items())
+    told = {name: value for name, value in federation.info.items() if name not in _UNTOLD and (value or name == "seed")}
+    options = ", ".join(f"{name}={value}" for name, value in told.items())
     return (
         f"{federation.name}, {federation.partition} ({options}): {federation.num_clients:,} clients, "
         f"sizes {sizes.min():,.4g} to {sizes.max():,.4g}, median {np.median(sizes):,.4g}"
