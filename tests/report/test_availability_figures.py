@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -75,3 +78,13 @@ def test_estimation_errors_are_drawn(tmp_path):
     )
     path = draw_estimation_errors(curve, tmp_path / "errors.png")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_guide_runs(tmp_path, monkeypatch):
+    guide = Path(__file__).parents[2] / "docs/guides/availability.md"
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", guide.read_text(), flags=re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(compile(block, str(guide), "exec"), {})
+    assert (tmp_path / "availability.png").is_file()
