@@ -40,7 +40,11 @@ def train(message: Message, context: Context) -> Message:
     x, y = local_data(context)
     settings = context.run_config
     time.sleep(float(settings["slow-seconds"]))
-    round_seed = [int(settings["seed"]), int(message.content["config"]["server-round"]), int(context.node_config["partition-id"])]
+    round_seed = [
+        int(settings["seed"]),
+        int(message.content["config"]["server-round"]),
+        int(context.node_config["partition-id"]),
+    ]
     params, train_loss = model.train(
         params_of(message.content["arrays"]),
         x,
