@@ -1,0 +1,1 @@
+"""Reading results: analysis, tables and pictures. Everything here is a function of the store alone."""

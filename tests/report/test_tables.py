@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import csv
+import io
+
+import numpy as np
+import pytest
+
+from fedpick.bench.store_read import Experiment, Run
+from fedpick.report import analysis, tables
+from fedpick.report.analysis import PolicyResults, Quantity, Results, RunResults
+
+
+def make_run(accuracy, *, seed=0, label="uniform", counts=(1, 1, 2), every=1, wanted=None, loss=None):
+    rounds = len(accuracy) * every
+    column = np.full(rounds, np.nan)
+    column[every - 1 :: every] = accuracy
+    losses = np.full(rounds, np.nan)
+    losses[every - 1 :: every] = 1 - np.asarray(accuracy) if loss is None else loss
+    steps = np.arange(1, rounds + 1)
+    run = Run(
+        id=seed + 1, key="k", label=label, position=0, policy="uniform", parameters={}, seed=seed, settings={},
+        federation_id=1, status="done", rounds_done=rounds, accuracy=None, model_bytes=100, reference="", error=None,
+        manifest={}, wall_seconds=0.0,
+    )  # fmt: skip
+    return RunResults(
+        run=run,
+        rounds={
+            "round": steps - 1,
+            "accuracy": column,
+            "loss": losses,
+            "models_down": 3 * steps,
+            "updates_up": 2 * steps,
+            "bytes_down": 300 * steps,
+            "bytes_up": 200 * steps,
+            "select_seconds": np.full(rounds, 0.001),
+            "measure_seconds": np.zeros(rounds),
+            "train_seconds": np.array([9.0] + [0.01] * (rounds - 1)),
+            "evaluate_seconds": np.full(rounds, np.nan),
+        },
+        counts=np.array(counts),
+        wanted=rounds if wanted is None else wanted,
+    )
+
+
+def make_results(policies, targets=(0.5,)):
+    spec = {"run": {"rounds": 4, "targets": list(targets)}}
+    experiment = Experiment(id=1, hash="abcd", title="toy & co", spec=spec, touched_at="")
+    lines = [PolicyResults(label=label, policy="uniform", runs=tuple(runs)) for label, runs in policies.items()]
+    return Results(experiment=experiment, policies=tuple(lines))
+
+
+def test_rounds_to_target_counts_from_one_and_knows_never():
+    run = make_run([0.2, 0.5, 0.4, 0.9])
+    assert analysis.rounds_to_target(run, 0.2) == 1
+    assert analysis.rounds_to_target(run, 0.5) == 2
+    assert analysis.rounds_to_target(run, 0.91) is None
+    assert analysis.rounds_to_target(make_run([0.2, 0.6], every=5), 0.5) == 10
+
+
+def test_the_smoothed_variant_needs_a_full_window():
+    run = make_run([0.9, 0.1, 0.8, 0.9])
+    assert analysis.rounds_to_target(run, 0.5) == 1
+    assert analysis.rounds_to_target(run, 0.5, window=2) == 2
+    assert analysis.rounds_to_target(run, 0.6, window=3) == 3
+    assert analysis.rounds_to_target(run, 0.6, window=5) is None
+
+
+def test_costs_are_those_of_the_round_that_reached_the_target():
+    run = make_run([0.2, 0.5, 0.4, 0.9])
+    assert analysis.models_to_target(run, 0.5) == 10
+    assert analysis.bytes_to_target(run, 0.9) == 2000
+    assert analysis.bytes_to_target(run, 0.95) is None
+
+
+def test_accuracy_loss_fairness_and_time():
+    run = make_run([0.2, 0.9, 0.4, 0.6], counts=(0, 4), loss=[3.0, 1.0, np.nan, 2.0])
+    assert analysis.final_accuracy(run) == 0.6
+    assert analysis.final_accuracy(run, 2) == pytest.approx(0.5)
+    assert analysis.best_accuracy(run) == 0.9
+    assert analysis.lowest_loss(run) == 1.0
+    assert analysis.selection_variance(run) == 4.0
+    assert analysis.seconds_per_round(run, "train") == 0.01
+    assert analysis.seconds_per_round(run, "evaluate") is None
+
+
+def test_mean_and_sd_over_seeds_as_printed_in_papers():
+    assert (Quantity((1.0, 3.0)).mean, Quantity((1.0, 3.0)).sd) == (2.0, pytest.approx(np.sqrt(2)))
+    assert Quantity((1.0, None)).mean is None
+    assert Quantity((1.0,)).sd is None
+
+
+def test_a_seed_that_never_got_there_makes_it_not_available():
+    results = make_results(
+        {
+            "A": [make_run([0.5] * 4), make_run([0.1, 0.6, 0.6, 0.6], seed=1)],
+            "B": [make_run([0.5] * 4), make_run([0.1] * 4, seed=1)],
+        }
+    )
+    first = tables.tables_of(results)[0]
+    cells = first.cells()
+    assert cells[0][:2] == ["A", "1.5 ± 0.7"]
+    assert cells[1][:2] == ["B", "N/A"]
+    assert "N/A: some seed" in first.note
+
+
+@pytest.fixture
+def accuracy_table():
+    results = make_results({"A_1": [make_run([0.1, 0.2, 0.3, 0.5])], "B": [make_run([0.1, 0.5, 0.3, 0.4])]})
+    return tables.tables_of(results, window=2)[0]
+
+
+def test_markdown_marks_the_best(accuracy_table):
+    text = tables.to_markdown(accuracy_table)
+    assert "| policy | rounds to 50 % | rounds to 50 %, mean of 2 |" in text
+    assert "| B | **2.0** | N/A |" in text
+    assert "| A_1 | 4.0 | N/A |" in text
+
+
+def test_csv_reads_back_as_numbers(accuracy_table):
+    rows = list(csv.DictReader(io.StringIO(tables.to_csv(accuracy_table))))
+    assert [row["policy"] for row in rows] == ["A_1", "B"]
+    assert float(rows[0]["rounds to 50 %: mean"]) == 4.0
+    assert rows[0]["rounds to 50 %, mean of 2: mean"] == ""
+    assert rows[0]["rounds to 50 %, mean of 2: seeds"] == "0"
+
+
+def test_latex_escapes_what_latex_would_take_amiss(accuracy_table):
+    text = tables.to_latex(accuracy_table)
+    assert r"A\_1 & 4.0" in text
+    assert r"toy \& co" in text
+    assert r"rounds to 50 \%" in text
+    assert text.count("{") == text.count("}")
+
+
+def test_terminal(accuracy_table):
+    text = tables.to_text(accuracy_table)
+    assert "toy & co: accuracy" in text
+    assert "best accuracy %" in text
+
+
+def test_unfinished_runs_are_named():
+    results = make_results({"A": [make_run([0.5] * 2, wanted=4)]})
+    assert results.incomplete == ["A, seed 0 (2 of 4 rounds)"]
+    assert "Not finished: A, seed 0" in tables.tables_of(results)[0].note
+
+
+def test_an_experiment_without_any_round_still_has_tables():
+    results = make_results({"A": [make_run([], wanted=4)]})
+    for table in tables.tables_of(results):
+        for render in tables.FORMATS.values():
+            assert "A" in render(table)
