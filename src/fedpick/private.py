@@ -1,0 +1,397 @@
+"""Private similarities: scalar products of clients' vectors; the server learns the products and nothing else.
+
+The protocol is FedGS's appendix D (after Du and Zhan, 2002): the server deals masks R_a, R_b and shares r_a + r_b =
+R_a . R_b; the clients exchange A + R_a and B + R_b through the server and end up with shares v_1 + v_2 = A . B.
+
+`protocol="printed"` is the paper's algorithm 2. There the server makes the masks *and* relays the masked vectors, so it
+can subtract the one from the other: it protects clients from each other, not from the server.
+`protocol="sealed"`, the default, is the same arithmetic, but what clients send each other is encrypted from end to end:
+X25519 key agreement, HKDF-SHA256, ChaCha20-Poly1305. The server, which deals the masks, sees ciphertexts and shares.
+
+Arithmetic is modulo 2^64 on fixed-point numbers: a uniform mask hides a number perfectly, which no finite range of
+floating-point masks does, and the result is exact for vectors that are multiples of 2^-fractional_bits. Other vectors
+are rounded to that grid first.
+
+The roles are objects that take messages and return messages, so that any transport can carry them;
+`scalar_products` runs all of them in one process. What this does and does not protect against is in
+docs/guides/private-similarities.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedpick.core.errors import InvalidInput, MissingDependency, OutOfOrder
+
+__all__ = ["SERVER", "Message", "Pair", "ScalarProductClient", "ScalarProductServer", "scalar_products"]
+
+RandomBytes = Callable[[int], bytes]
+
+SERVER = "server"
+_RING = 2**64
+_KEY_BYTES = 32
+_NONCE_BYTES = 12
+_PROTOCOLS = ("sealed", "printed")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One run of the protocol: the client in role A, the client in role B, and a number used once."""
+
+    first: str
+    second: str
+    nonce: bytes
+
+    def other(self, name: str) -> str:
+        """The peer of `name`."""
+        return self.second if name == self.first else self.first
+
+
+@dataclass(frozen=True)
+class Message:
+    """What travels. Every message goes to the server or through it: clients do not reach each other."""
+
+    sender: str
+    receiver: str
+    kind: str
+    """"key", "deal", "masked", "mixed" or "share"."""
+    body: bytes
+    pair: Pair | None = None
+
+
+def _numbers(body: bytes) -> NDArray[np.uint64]:
+    return np.frombuffer(body, dtype="<u8")
+
+
+def _bytes_of(value: int) -> bytes:
+    return (value % _RING).to_bytes(8, "little")
+
+
+def _dot(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> int:
+    return int((left * right).sum(dtype=np.uint64))  # unsigned arrays wrap around: arithmetic modulo 2^64
+
+
+class ScalarProductServer:
+    """Deals masks, relays messages, adds two shares per pair.
+
+    Args:
+        pairs: names of the clients whose product is wanted, each pair once.
+        dimension: length of the vectors.
+        fractional_bits: of the fixed-point numbers, the same for everybody.
+        random_bytes: a cryptographic source; replaceable for tests only.
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        dimension: int,
+        *,
+        fractional_bits: int = 20,
+        random_bytes: RandomBytes = secrets.token_bytes,
+    ) -> None:
+        if dimension < 1:
+            raise InvalidInput(f"The vectors must have at least one entry. Got dimension={dimension}.")
+        self.products: dict[tuple[str, str], float] = {}
+        self._pairs = list(pairs)
+        self._dimension = dimension
+        self._scale = float(2 ** (2 * fractional_bits))
+        self._random = random_bytes
+        self._keys: dict[str, bytes] = {}
+        self._shares: dict[Pair, dict[str, int]] = {}  # of the runs that are not finished
+
+    @property
+    def done(self) -> bool:
+        """Whether all products are known."""
+        return len(self.products) == len(self._pairs)
+
+    def receive(self, message: Message) -> list[Message]:
+        """Take one message; what has to be sent now."""
+        if message.receiver != SERVER:
+            return [message]  # relayed as it is
+        if message.kind == "key":
+            self._keys[message.sender] = message.body
+            ready = [pair for pair in self._pairs if message.sender in pair and set(pair) <= self._keys.keys()]
+            return [deal for first, second in ready for deal in self._deal(first, second)]
+        if message.kind == "share" and message.pair is not None:
+            self._add(message.pair, message.sender, int.from_bytes(message.body, "little"))
+            return []
+        raise InvalidInput(f"The server expects messages of the kind 'key' or 'share'. Got {message.kind!r}.")
+
+    def _deal(self, first: str, second: str) -> list[Message]:
+        """Fresh masks for one pair; used twice, a mask would give away differences of vectors."""
+        pair = Pair(first, second, self._random(16))
+        self._shares[pair] = {}
+        mask_a, mask_b = (_numbers(self._random(8 * self._dimension)) for _ in range(2))
+        share_a = int.from_bytes(self._random(8), "little")
+        share_b = _dot(mask_a, mask_b) - share_a
+        return [
+            Message(SERVER, first, "deal", self._keys[second] + mask_a.tobytes() + _bytes_of(share_a), pair),
+            Message(SERVER, second, "deal", self._keys[first] + mask_b.tobytes() + _bytes_of(share_b), pair),
+        ]
+
+    def _add(self, pair: Pair, sender: str, share: int) -> None:
+        if pair not in self._shares or sender not in (pair.first, pair.second):
+            raise InvalidInput(
+                f"The server got a share from {sender!r} for a run that it did not start, or that is over."
+            )
+        shares = self._shares[pair]
+        shares[sender] = share
+        if len(shares) < 2:
+            return
+        del self._shares[pair]
+        total = sum(shares.values()) % _RING
+        signed = total - _RING if total >= _RING // 2 else total
+        self.products[pair.first, pair.second] = signed / self._scale
+
+
+@dataclass
+class _Run:
+    """What a client holds of one run of the protocol."""
+
+    peer_key: bytes = b""
+    mask: NDArray[np.uint64] | None = None
+    share: int = 0
+    masked: NDArray[np.uint64] | None = None  # the peer's masked vector
+    mixed: int | None = None  # u
+    waiting: list[Message] = field(default_factory=list)  # arrived before the masks
+    finished: bool = False
+
+
+class ScalarProductClient:
+    """Holds one vector and reveals only shares of its products.
+
+    Args:
+        name: unique among the clients.
+        vector: (d,) finite numbers.
+        protocol: "sealed" or "printed".
+        fractional_bits: of the fixed-point numbers, the same for everybody.
+        trusted: name -> public key, obtained on a way that the server does not control. A peer that is not in it, or
+            shows another key, is refused. None: keys are believed as the server passes them on.
+        random_bytes: a cryptographic source; replaceable for tests only.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        vector: ArrayLike,
+        *,
+        protocol: str = "sealed",
+        fractional_bits: int = 20,
+        trusted: Mapping[str, bytes] | None = None,
+        random_bytes: RandomBytes = secrets.token_bytes,
+    ) -> None:
+        if protocol not in _PROTOCOLS:
+            raise InvalidInput(f"protocol must be one of {', '.join(map(repr, _PROTOCOLS))}. Got {protocol!r}.")
+        self.name = name
+        self._vector = _fixed_point(vector, fractional_bits)
+        self._trusted = trusted
+        self._random = random_bytes
+        self._seal = _Seal(name, random_bytes) if protocol == "sealed" else None
+        self._runs: dict[Pair, _Run] = {}
+
+    @property
+    def public_key(self) -> bytes:
+        """To be given to peers; empty in the printed protocol."""
+        return self._seal.public_key if self._seal else b""
+
+    def start(self) -> Message:
+        """The first message: here is my key."""
+        return Message(self.name, SERVER, "key", self.public_key)
+
+    def receive(self, message: Message) -> list[Message]:
+        """Take one message; what has to be sent now. Messages may arrive in any order."""
+        pair = message.pair
+        if pair is None or self.name not in (pair.first, pair.second):
+            raise InvalidInput(f"Client {self.name!r} got a message of a pair it is not part of.")
+        run = self._runs.setdefault(pair, _Run())
+        if message.kind == "deal":
+            return self._dealt(pair, run, message.body)
+        if message.kind not in ("masked", "mixed"):
+            raise InvalidInput(f"A client expects 'deal', 'masked' or 'mixed'. Got {message.kind!r}.")
+        if run.mask is None:
+            run.waiting.append(message)
+            return []
+        body = _numbers(self._open(message, run, pair))
+        if message.kind == "masked":
+            if run.masked is not None or len(body) != len(self._vector):
+                raise InvalidInput(f"Client {self.name!r} got a second masked vector, or one of another length.")
+            run.masked = body
+        else:
+            run.mixed = int(body[0])
+        return self._go_on(pair, run)
+
+    def _dealt(self, pair: Pair, run: _Run, body: bytes) -> list[Message]:
+        if run.mask is not None:
+            raise OutOfOrder(f"Client {self.name!r} got masks twice for one run: a mask is used once.")
+        peer = pair.other(self.name)
+        size = _KEY_BYTES if self._seal else 0
+        run.peer_key, numbers = body[:size], _numbers(body[size:])
+        if len(numbers) != len(self._vector) + 1:
+            raise InvalidInput(f"The masks must have {len(self._vector)} numbers. Got {len(numbers) - 1}.")
+        if self._seal and self._trusted is not None and self._trusted.get(peer) != run.peer_key:
+            raise InvalidInput(
+                f"The server offers a key for {peer!r} that is not the trusted one: somebody sits in between. "
+                "Nothing was sent."
+            )
+        run.mask, run.share = numbers[:-1], int(numbers[-1])
+        sent = [self._message(pair, run, "masked", (self._vector + run.mask).tobytes())]
+        for early in run.waiting:
+            sent += self.receive(early)
+        run.waiting.clear()
+        return sent
+
+    def _go_on(self, pair: Pair, run: _Run) -> list[Message]:
+        """Steps 5 and 7 of algorithm 2, as soon as their ingredients are there."""
+        if run.masked is None or run.mask is None or run.finished:
+            return []
+        if self.name == pair.second:
+            run.finished = True
+            own = int.from_bytes(self._random(8), "little")  # v_2
+            mixed = _dot(run.masked, self._vector) + run.share - own  # u
+            return [
+                self._message(pair, run, "mixed", _bytes_of(mixed)),
+                Message(self.name, SERVER, "share", _bytes_of(own), pair),
+            ]
+        if run.mixed is None:
+            return []
+        run.finished = True
+        own = run.mixed - _dot(run.mask, run.masked) + run.share  # v_1
+        return [Message(self.name, SERVER, "share", _bytes_of(own), pair)]
+
+    def _message(self, pair: Pair, run: _Run, kind: str, body: bytes) -> Message:
+        peer = pair.other(self.name)
+        if self._seal:
+            body = self._seal.close(body, run.peer_key, pair, self.name, peer, kind)
+        return Message(self.name, peer, kind, body, pair)
+
+    def _open(self, message: Message, run: _Run, pair: Pair) -> bytes:
+        if not self._seal:
+            return message.body
+        return self._seal.open(message.body, run.peer_key, pair, pair.other(self.name), self.name, message.kind)
+
+
+class _Seal:
+    """End-to-end encryption between two clients: every message has a key of its own."""
+
+    def __init__(self, name: str, random_bytes: RandomBytes) -> None:
+        self._tools = _cryptography()
+        self._name = name
+        self._random = random_bytes
+        self._private = self._tools["X25519PrivateKey"].from_private_bytes(random_bytes(_KEY_BYTES))
+        self.public_key: bytes = self._private.public_key().public_bytes_raw()
+
+    def _cipher(
+        self, peer_key: bytes, pair: Pair, sender: str, receiver: str, kind: str, sender_key: bytes
+    ) -> tuple[Any, bytes]:
+        """The cipher of one message, and what it is bound to: run, roles, direction, kind and sender's key."""
+        parts = (pair.nonce, pair.first, pair.second, sender, receiver, kind, sender_key)
+        fields = [part.encode() if isinstance(part, str) else part for part in parts]
+        context = b"fedpick scalar product" + b"".join(len(part).to_bytes(4, "little") + part for part in fields)
+        try:
+            secret = self._private.exchange(self._tools["X25519PublicKey"].from_public_bytes(peer_key))
+        except ValueError as error:
+            raise InvalidInput(f"Client {self._name!r} was given a public key that is none: {error}.") from error
+        derive = self._tools["HKDF"](algorithm=self._tools["SHA256"](), length=_KEY_BYTES, salt=None, info=context)
+        return self._tools["ChaCha20Poly1305"](derive.derive(secret)), context
+
+    def close(self, body: bytes, peer_key: bytes, pair: Pair, sender: str, receiver: str, kind: str) -> bytes:
+        cipher, context = self._cipher(peer_key, pair, sender, receiver, kind, self.public_key)
+        nonce = self._random(_NONCE_BYTES)
+        return nonce + bytes(cipher.encrypt(nonce, body, context))
+
+    def open(self, body: bytes, peer_key: bytes, pair: Pair, sender: str, receiver: str, kind: str) -> bytes:
+        cipher, context = self._cipher(peer_key, pair, sender, receiver, kind, peer_key)
+        try:
+            return bytes(cipher.decrypt(body[:_NONCE_BYTES], body[_NONCE_BYTES:], context))
+        except self._tools["InvalidTag"] as error:
+            raise InvalidInput(
+                f"Client {self._name!r} got a {kind!r} message from {sender!r} that was altered on the way, or sealed "
+                "for somebody else. Start the pair again."
+            ) from error
+
+
+def _cryptography() -> dict[str, Any]:
+    try:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+        from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            "Private similarities need the package cryptography. Install it with: pip install 'fedpick[private]'"
+        ) from error
+    tools = (InvalidTag, X25519PrivateKey, X25519PublicKey, ChaCha20Poly1305, SHA256, HKDF)
+    return {tool.__name__: tool for tool in tools}
+
+
+def _fixed_point(vector: ArrayLike, fractional_bits: int) -> NDArray[np.uint64]:
+    """The vector as whole multiples of 2^-fractional_bits, modulo 2^64."""
+    values = np.asarray(vector, dtype=np.float64)
+    if values.ndim != 1 or len(values) == 0 or not np.isfinite(values).all():
+        raise InvalidInput(f"The vector must be a row of finite numbers. Got an array of shape {values.shape}.")
+    if not 0 <= fractional_bits <= 30:
+        raise InvalidInput(f"fractional_bits must be in [0, 30]. Got {fractional_bits}.")
+    scaled = np.rint(values * 2.0**fractional_bits)
+    # |A . B| <= |A| |B|: two vectors that keep this limit cannot overflow.
+    if not (scaled**2).sum() < 2.0**62:
+        raise InvalidInput(
+            f"The vector is too long for {fractional_bits} fractional bits: its length must stay below "
+            f"{2.0 ** (31 - fractional_bits):g}. Scale it down, or use fewer bits."
+        )
+    return scaled.astype(np.int64).view(np.uint64)
+
+
+def scalar_products(
+    vectors: ArrayLike,
+    *,
+    protocol: str = "sealed",
+    fractional_bits: int = 20,
+    on_message: Callable[[Message], None] = lambda message: None,
+) -> NDArray[np.float64]:
+    """Run server and all clients in this process: the scalar products of all pairs, as the server learns them.
+
+    Args:
+        vectors: (N, d), row k known to client k only.
+        protocol: "sealed" or "printed".
+        fractional_bits: of the fixed-point numbers.
+        on_message: sees every message; as all of them pass the server, this is all the server sees.
+
+    Returns:
+        (N, N) symmetric; the diagonal is 0, because a client's own length is never asked for.
+
+    >>> scalar_products([[1.0, 2.0], [3.0, 0.5], [0.0, 1.0]])
+    array([[0. , 4. , 2. ],
+           [4. , 0. , 0.5],
+           [2. , 0.5, 0. ]])
+    """
+    rows = np.asarray(vectors, dtype=np.float64)
+    if rows.ndim != 2:
+        raise InvalidInput(f"vectors must have the shape (clients, numbers). Got {rows.shape}.")
+    options = {"protocol": protocol, "fractional_bits": fractional_bits}
+    clients = {str(index): ScalarProductClient(str(index), row, **options) for index, row in enumerate(rows)}  # type: ignore[arg-type]
+    pairs = list(itertools.combinations(clients, 2))
+    server = ScalarProductServer(pairs, rows.shape[1], fractional_bits=fractional_bits)
+    queue = deque(client.start() for client in clients.values())
+    while queue:
+        message = queue.popleft()
+        on_message(message)
+        # A client's message always stops at the server, even if it is meant for another client.
+        sent = server.receive(message) if message.sender != SERVER else [message]
+        for outgoing in sent:
+            if outgoing.sender == SERVER and outgoing is not message:
+                queue.append(outgoing)
+            else:
+                queue.extend(clients[outgoing.receiver].receive(outgoing))
+    products = np.zeros((len(rows), len(rows)))
+    for (first, second), value in server.products.items():
+        products[int(first), int(second)] = products[int(second), int(first)] = value
+    return products
