@@ -45,7 +45,7 @@ class Loopback:
 
     def __enter__(self) -> Loopback:
         (self.folder / "flwr").mkdir(parents=True, exist_ok=True)
-        connection = f'[superlink]\ndefault = "loopback"\n[superlink.loopback]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        connection = f'[superlink.loopback]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
         (self.folder / "flwr" / "config.toml").write_text(connection)
         self.superlink = self._start(
             "superlink",
