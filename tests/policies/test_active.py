@@ -199,7 +199,7 @@ def test_extreme_values_never_overflow_and_the_cohort_is_always_full(losses, alp
     assert selection.weights.sum() == pytest.approx(1.0 if budget else 0.0)
 
 
-@pytest.mark.parametrize("options", [{}, {"unseen": "probe"}, {"value": "loss", "report": "train-loss"}])
+@pytest.mark.parametrize("options", [{"unseen": "probe"}, {"value": "loss", "report": "train-loss"}])
 def test_contract(options):
     check_policy(policies.get("afl", **options))
 

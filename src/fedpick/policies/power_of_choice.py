@@ -312,7 +312,10 @@ class AdaptivePowerOfChoice(Policy[CandidateState]):
 
 
 # What is known of a client's loss in rpow-d.
-_UNTRIED, _KNOWN, _SILENT, _UNUSABLE = range(4)
+_UNTRIED = 0
+_KNOWN = 1
+_SILENT = 2
+_UNUSABLE = 3
 
 
 @dataclass(frozen=True)
