@@ -1,0 +1,40 @@
+"""What the docs show must run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import fedpick
+from fedpick import testing
+
+ROOT = Path(__file__).parents[1]
+
+
+def python_blocks(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+def test_the_skeleton_in_contributing_is_a_working_policy(tmp_path, monkeypatch):
+    (block,) = python_blocks(ROOT / "CONTRIBUTING.md")
+    (tmp_path / "skeleton_policy.py").write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+    import skeleton_policy  # type: ignore[import-not-found]
+
+    # It keeps a count that starts newcomers at 0, which a real policy would think about.
+    for name, check in testing.CHECKS.items():
+        if name != "clients_join":
+            check(skeleton_policy.MyPolicy())
+
+
+def test_the_flower_guide_runs():
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedpick[flower]'")
+    exec("\n".join(python_blocks(ROOT / "docs/guides/flower.md")), {})
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("*.md")))
+def test_no_page_names_a_policy_that_does_not_exist(name):
+    for policy in re.findall(r"policies\.get\(\"([^\"]+)\"", (ROOT / name).read_text()):
+        assert policy in fedpick.policies.names()
