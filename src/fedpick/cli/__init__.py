@@ -1,0 +1,48 @@
+"""The command line: thin. Every command reads its options, calls the library and prints.
+
+Exit codes: 0 everything went well; 1 something failed while running; 2 the input was wrong, nothing was run;
+3 interrupted, and the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from fedpick.core.errors import FedpickError, MissingDependency, PolicyCheckFailed
+
+__all__ = ["main"]
+
+FAILURE = 1
+BAD_INPUT = 2
+INTERRUPTED = 3
+
+
+def main() -> None:
+    """The entry point of the program `fedpick`."""
+    try:
+        import click
+
+        from fedpick.cli.app import app
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"fedpick's commands need {error.name!r}. Install it with: pip install 'fedpick[cli]'\n")
+        sys.exit(FAILURE)
+    try:
+        code = app(standalone_mode=False)
+    except click.exceptions.Abort:
+        code = INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        code = BAD_INPUT
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted. The same command goes on where it stopped.\n")
+        code = INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader, `head` perhaps, has seen enough
+        code = 0
+    except (MissingDependency, PolicyCheckFailed) as error:
+        sys.stderr.write(f"{error}\n")
+        code = FAILURE
+    except FedpickError as error:
+        sys.stderr.write(f"error: {error}\n")
+        code = BAD_INPUT
+    sys.exit(code if isinstance(code, int) else 0)

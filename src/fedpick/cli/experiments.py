@@ -1,0 +1,293 @@
+"""demo, compare, run, report: from settings to tables."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedpick.cli import FAILURE, INTERRUPTED
+from fedpick.cli.options import complete_from, names_list, numbers_list, seeds_option, settings_list
+
+if TYPE_CHECKING:
+    from fedpick.bench.runner import Report
+    from fedpick.bench.spec import Spec
+    from fedpick.bench.store import Store
+    from fedpick.bench.store_read import Experiment
+
+__all__ = ["compare", "demo", "report", "run"]
+
+_DEFAULT_STORE = "results/fedpick.sqlite"
+
+StoreOption = Annotated[
+    str,
+    typer.Option(help="Where results go: a file, or a database URL such as postgresql://host/name."),
+]
+ProcessesOption = Annotated[
+    int | None, typer.Option("--processes", "-p", help="Runs at a time; default: one per core.")
+]
+EngineOption = Annotated[str, typer.Option(help="processes (this machine) or ray (a cluster).")]
+AddressOption = Annotated[str | None, typer.Option(help="Of a running Ray cluster; default: a local one is started.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the tables.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON lines on standard output instead of bars and tables.")]
+RestartOption = Annotated[bool, typer.Option("--restart", help="Forget what these runs have done and start over.")]
+ReportOption = Annotated[bool, typer.Option("--report/--no-report", help="Write the HTML report at the end.")]
+SeedsOption = Annotated[str | None, typer.Option(help="How many seeds (3), or which ones (1,2,5).")]
+TargetsOption = Annotated[str | None, typer.Option(help="Test accuracies for the rounds-to-target table: 0.6,0.7")]
+
+
+def run(
+    spec: Annotated[Path, typer.Argument(help="The experiment: a TOML file.")],
+    seeds: SeedsOption = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds per run.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only these policies (names or labels): fedcor,uniform")] = None,
+    targets: TargetsOption = None,
+    store: StoreOption = _DEFAULT_STORE,
+    processes: ProcessesOption = None,
+    engine: EngineOption = "processes",
+    address: AddressOption = None,
+    restart: RestartOption = False,
+    write_report: ReportOption = True,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run an experiment grid, or go on with one that was stopped.
+
+    What is in the store already is not computed again; asking for more seeds or rounds adds to it.
+    """
+    from fedpick.bench.spec import load_spec
+
+    chosen = load_spec(spec).override(
+        seeds=seeds_option(seeds), rounds=rounds, only=names_list(only), targets=numbers_list(targets, "--targets")
+    )
+    _execute(
+        chosen, store, processes=processes, engine=engine, address=address, restart=restart,
+        write_report=write_report, quiet=quiet, as_json=as_json,
+    )  # fmt: skip
+
+
+def compare(
+    dataset: Annotated[str, typer.Option(autocompletion=complete_from("data"), help="See: fedpick list datasets.")],
+    policies: Annotated[
+        str, typer.Option(autocompletion=complete_from("policies"), help="Names, by commas; fedpick list policies.")
+    ] = "uniform,pow-d,afl,fedcor",
+    partition: Annotated[
+        str | None, typer.Option(autocompletion=complete_from("partition"), help="How examples are dealt to clients.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    budget: Annotated[int | None, typer.Option(help="Clients per round.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds per run.")] = None,
+    seeds: SeedsOption = None,
+    targets: TargetsOption = None,
+    availability: Annotated[
+        str | None, typer.Option(autocompletion=complete_from("availability"), help="Who can be reached; all if unset.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(autocompletion=complete_from("task"), help="The model.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other key: --set partition.alpha=0.3 (repeatable).")
+    ] = None,
+    store: StoreOption = _DEFAULT_STORE,
+    processes: ProcessesOption = None,
+    engine: EngineOption = "processes",
+    address: AddressOption = None,
+    restart: RestartOption = False,
+    write_report: ReportOption = True,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Policies side by side on one setting: like `run`, from flags, with good defaults for every data set."""
+    from fedpick.bench import presets
+
+    changes: dict[str, dict[str, Any]] = settings_list(set_ or [])
+    given = {
+        ("partition", "num_clients"): clients,
+        ("run", "budget"): budget,
+        ("run", "rounds"): rounds,
+        ("run", "targets"): numbers_list(targets, "--targets"),
+        ("availability", "name"): availability,
+        ("task", "name"): task,
+        ("local", "lr"): lr,
+    }
+    for (section, key), value in given.items():
+        if value is not None:
+            changes.setdefault(section, {})[key] = value
+    spec = presets.comparison(
+        dataset=dataset, policies=names_list(policies) or [], partition=partition, changes=changes
+    ).override(seeds=seeds_option(seeds))
+    _execute(
+        spec, store, processes=processes, engine=engine, address=address, restart=restart,
+        write_report=write_report, quiet=quiet, as_json=as_json,
+    )  # fmt: skip
+
+
+def demo(
+    rounds: Annotated[int, typer.Option(help="Rounds per run.")] = 100,
+    seeds: Annotated[int, typer.Option(help="Seeds per policy.")] = 2,
+    store: StoreOption = "demo/fedpick.sqlite",
+    processes: ProcessesOption = None,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare policies on handwritten digits, end to end: progress, tables, report. Needs no download."""
+    from fedpick.bench import presets
+    from fedpick.core import registry
+
+    policies = [name for name in presets.DEMO_POLICIES if name in registry.names()]
+    spec = presets.demo(policies, seeds=seeds, rounds=rounds)
+    _execute(
+        spec, store, processes=processes, engine="processes", address=None, restart=False, write_report=True,
+        quiet=quiet, as_json=as_json,
+    )  # fmt: skip
+
+
+def _execute(
+    spec: Spec,
+    where: str,
+    *,
+    processes: int | None,
+    engine: str,
+    address: str | None,
+    restart: bool,
+    write_report: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    from fedpick.bench.progress import make_progress
+    from fedpick.bench.runner import run as run_spec
+    from fedpick.bench.store import Store
+
+    started = time.monotonic()
+    store = Store(where)
+    progress = make_progress(quiet=quiet, as_json=as_json)
+    outcome = run_spec(
+        spec, store, engine=engine, processes=processes, address=address, restart=restart, progress=progress
+    )
+    if as_json:
+        _print_json(store, outcome, time.monotonic() - started)
+    else:
+        _print_tables(store, outcome.experiment)
+        for name, reason in outcome.failures.items():
+            typer.echo(f"failed: {name}: {reason}", err=True)
+    if outcome.stopped:
+        command = shlex.join(["fedpick", *sys.argv[1:]])
+        typer.echo(f"Stopped; {outcome.stopped} runs are not finished. Go on with: {command}", err=True)
+        raise typer.Exit(INTERRUPTED)
+    if write_report and (path := _write_html(store, outcome.experiment, None)) and not as_json:
+        typer.echo(f"Report: {path}")
+    if not as_json:
+        typer.echo(f"Results: {store.name} ({time.monotonic() - started:.0f} s)")
+    if outcome.failures:
+        raise typer.Exit(FAILURE)
+
+
+def _print_json(store: Store, outcome: Report, seconds: float) -> None:
+    from fedpick.report import analysis, tables
+
+    results = analysis.load_results(store, outcome.experiment)
+    measured = {
+        table.title: {
+            label: {
+                column.heading: {"mean": quantity.mean, "sd": quantity.sd, "values": list(quantity.values)}
+                for column, quantity in zip(table.columns, quantities, strict=True)
+            }
+            for label, quantities in table.lines
+        }
+        for table in tables.tables_of(results)
+    }
+    end = {
+        "event": "end",
+        "experiment": outcome.experiment.hash,
+        "finished": outcome.finished,
+        "stopped": outcome.stopped,
+        "failures": outcome.failures,
+        "seconds": round(seconds, 3),
+        "tables": measured,
+    }
+    typer.echo(json.dumps(end))
+
+
+def _print_tables(store: Store, experiment: Experiment, window: int = 1) -> None:
+    from rich.console import Console
+
+    from fedpick.report import analysis, tables
+
+    # A pipe or a log has no width of its own: give the columns room.
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+    for table in tables.tables_of(analysis.load_results(store, experiment), window):
+        console.print(tables.to_rich(table))
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60] or "experiment"
+
+
+def _report_path(store: Store, experiment: Experiment) -> Path:
+    database = Path(str(store.engine.url.database or "results"))
+    directory = database.parent if store.engine.url.get_backend_name() == "sqlite" else Path("results")
+    return directory / f"{_slug(experiment.title)}-{experiment.hash[:8]}.html"
+
+
+def _write_html(store: Store, experiment: Experiment, path: Path | None) -> Path | None:
+    """The HTML report, where the parts it needs are installed."""
+    from fedpick.core.errors import MissingDependency
+
+    try:
+        html = importlib.import_module("fedpick.report.html")
+    except (ModuleNotFoundError, MissingDependency) as error:
+        typer.echo(f"No HTML report: {error}. Install it with: pip install 'fedpick[report]'", err=True)
+        return None
+    target = path or _report_path(store, experiment)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    html.write_report(store, experiment, target)
+    return _shown(target)
+
+
+def _shown(path: Path) -> Path:
+    """Relative to here where that is shorter."""
+    try:
+        return path.absolute().relative_to(Path.cwd())
+    except ValueError:
+        return path
+
+
+def report(
+    store: StoreOption = _DEFAULT_STORE,
+    experiment: Annotated[
+        str | None, typer.Option("--experiment", "-e", help="Id, title or hash; default: the latest.")
+    ] = None,
+    form: Annotated[str, typer.Option("--format", "-f", help="terminal, markdown, csv or latex.")] = "terminal",
+    window: Annotated[int, typer.Option(help="Also judge by the mean over so many evaluations.")] = 1,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The HTML file; default: beside the store.")
+    ] = None,
+    html: Annotated[bool, typer.Option("--html/--no-html", help="Write the HTML report.")] = True,
+    list_all: Annotated[bool, typer.Option("--list", help="Only list the experiments in the store.")] = False,
+) -> None:
+    """Tables, figures and the HTML report of an experiment, from the store."""
+    from fedpick.bench.store import open_store
+    from fedpick.cli.options import one_of
+    from fedpick.report import analysis, tables
+
+    one_of(form, tables.FORMATS, "format")
+    opened = open_store(store)
+    if list_all:
+        for each in opened.experiments():
+            labels = dict.fromkeys(run.label for run in opened.runs(each.id))
+            typer.echo(f"{each.id}\t{each.hash[:8]}\t{each.title}\t{', '.join(labels)}")
+        return
+    chosen = opened.experiment(experiment)
+    if form == "terminal":
+        _print_tables(opened, chosen, window)
+    else:
+        typer.echo(tables.render(tables.tables_of(analysis.load_results(opened, chosen), window), form), nl=False)
+    if html and (path := _write_html(opened, chosen, output)):
+        typer.echo(f"Report: {path}", err=form != "terminal")

@@ -1,0 +1,214 @@
+"""list, data, availability, check: what there is, and what it looks like."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpick.cli.options import complete_from, settings_list
+
+__all__ = ["availability_app", "check", "data_app", "list_app"]
+
+list_app = typer.Typer(help="What there is, with one line and the citation each.", no_args_is_help=True)
+data_app = typer.Typer(help="Fetch data sets and look at partitions.", no_args_is_help=True)
+availability_app = typer.Typer(help="Look at who can be reached when.", no_args_is_help=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="An option: --set beta=0.3 (repeatable).")]
+
+
+def _show(kind: str, entries: Iterable[tuple[str, str, str]], as_json: bool) -> None:
+    rows = [{"name": name, "summary": summary, "citation": citation} for name, summary, citation in entries]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=kind, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in ("name", "what it is", "from"):
+        table.add_column(heading, no_wrap=heading == "name", overflow="fold")
+    for row in rows:
+        table.add_row(Text(row["name"], style="bold"), Text(row["summary"]), Text(row["citation"], style="dim"))
+    Console().print(table)
+
+
+def _short_citation(bibtex: str) -> str:
+    """ "Author et al. (year)" from BibTeX; several references by semicolons."""
+    import re
+
+    found = []
+    for entry in bibtex.split("@")[1:]:
+        authors = re.search(r"author\s*=\s*[{\"](.+?)[}\"]\s*,?\s*\n", entry + "\n")
+        year = re.search(r"year\s*=\s*[{\"]?(\d{4})", entry)
+        if authors and year:
+            people = authors.group(1).split(" and ")
+            first = people[0].split(",")[0].split()[-1] if "," not in people[0] else people[0].split(",")[0]
+            found.append(f"{first}{' et al.' if len(people) > 1 else ''} ({year.group(1)})")
+    return "; ".join(found)
+
+
+@list_app.command("policies")
+def list_policies(
+    as_json: JsonOption = False, bibtex: Annotated[bool, typer.Option(help="BibTeX of all.")] = False
+) -> None:
+    """The selection policies, plug-ins included."""
+    from fedpick.core import registry
+
+    if bibtex:
+        typer.echo(registry.cite(*registry.names()))
+        return
+    usable = [name for name in registry.names() if name not in registry.broken()]
+    entries = [(name, registry.summary(name), _short_citation(registry.load(name).reference)) for name in usable]
+    _show("policies", entries, as_json)
+    for name, reason in registry.broken().items():
+        typer.echo(f"not usable: {name}: {reason}", err=True)
+
+
+@list_app.command("datasets")
+def list_datasets(as_json: JsonOption = False) -> None:
+    """The data sets."""
+    from fedpick import data
+
+    _show("data sets", [(name, data.describe(name), data.cite(name)) for name in data.names()], as_json)
+
+
+@list_app.command("partitions")
+def list_partitions(as_json: JsonOption = False) -> None:
+    """The ways to deal examples to clients."""
+    from fedpick import data
+
+    _show("partitions", [(name, data.describe_partition(name), "") for name in data.partition_names()], as_json)
+
+
+@list_app.command("availability")
+def list_availability(as_json: JsonOption = False) -> None:
+    """The processes that say who can be reached."""
+    from fedpick import availability
+
+    entries = [
+        (name, availability.summary(name), _short_citation(inspect.cleandoc(availability.load(name).reference)))
+        for name in availability.names()
+    ]
+    _show("availability", entries, as_json)
+
+
+@list_app.command("tasks")
+def list_tasks(as_json: JsonOption = False) -> None:
+    """The models and their losses."""
+    from fedpick.sim import tasks
+
+    _show("tasks", [(name, tasks.describe(name), "") for name in tasks.names()], as_json)
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(autocompletion=complete_from("data"), help="See: fedpick list datasets.")],
+    directory: Annotated[Path | None, typer.Option(help="Where to keep it; default: the cache.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+) -> None:
+    """Fetch a data set and verify every byte of it; what is there already is only verified."""
+    from fedpick import data
+
+    paths = data.fetch(name, directory) if quiet else _with_bar(lambda bar: data.fetch(name, directory, bar))
+    if not paths:
+        typer.echo(f"{name} needs no files: it is generated or comes with a package.")
+    for path in paths:
+        typer.echo(str(path))
+
+
+def _with_bar(fetch: Callable[[Callable[[int, int | None], None]], list[Path]]) -> list[Path]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("fetching"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("fetching", total=None)
+        return fetch(lambda done, total: bars.update(task, completed=done, total=total))
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(autocompletion=complete_from("data"), help="See: fedpick list datasets.")],
+    partition: Annotated[
+        str, typer.Option(autocompletion=complete_from("partition"), help="See: fedpick list partitions.")
+    ] = "2spc",
+    clients: Annotated[int | None, typer.Option(help="Number of clients; default 100 (natural: its own).")] = None,
+    seed: Annotated[int, typer.Option(help="Of the partition.")] = 0,
+    set_: SetOption = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Picture: .png, .svg or .pdf.")] = None,
+) -> None:
+    """Deal a data set to clients: sizes and labels in numbers and as a picture."""
+    import numpy as np
+
+    from fedpick import data
+    from fedpick.report.partition_figures import draw_partition
+
+    options = _options(set_)
+    if partition != "natural":
+        options["num_clients"] = clients or 100
+    elif clients:
+        options["num_clients"] = clients
+    federation = data.partition(data.load(name), partition, seed=seed, **options)
+    sizes = federation.sizes
+    typer.echo(
+        f"{name}, {partition}: {federation.num_clients} clients, {sizes.sum()} examples; per client "
+        f"{sizes.min()} to {sizes.max()}, median {np.median(sizes):g}"
+    )
+    if federation.label_histogram is not None:
+        labels = (federation.label_histogram > 0).sum(axis=1)
+        typer.echo(f"labels per client: {labels.min()} to {labels.max()}, mean {labels.mean():.1f}")
+    target = output or Path("results") / f"partition-{name}-{partition}.png"
+    typer.echo(f"Picture: {draw_partition(federation, target)}")
+
+
+def _options(texts: list[str] | None) -> dict[str, Any]:
+    return settings_list([f"options.{text}" for text in texts or []]).get("options", {})
+
+
+@availability_app.command("show")
+def availability_show(
+    name: Annotated[
+        str, typer.Argument(autocompletion=complete_from("availability"), help="fedpick list availability")
+    ],
+    clients: Annotated[int, typer.Option(help="Number of clients (made up: log-normal sizes, two labels each).")] = 100,
+    rounds: Annotated[int, typer.Option(help="Rounds to look at.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of the trace.")] = 0,
+    set_: SetOption = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Picture: .png, .svg or .pdf.")] = None,
+) -> None:
+    """Who can be reached when: raster, rates and autocorrelation as a picture, the main numbers as text."""
+    from fedpick import availability
+    from fedpick.report.availability_figures import show_availability
+
+    availability.load(name)
+    target = output or Path("results") / f"availability-{name}.png"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    measured = show_availability(name, target, num_clients=clients, rounds=rounds, seed=seed, parameters=_options(set_))
+    typer.echo(
+        f"{name}: {clients} clients, {measured.rates.mean():.1%} available on average, "
+        f"nobody in {measured.empty_rounds} of {rounds} rounds"
+    )
+    typer.echo(f"Picture: {target}")
+
+
+def check(
+    name: Annotated[str, typer.Argument(autocompletion=complete_from("policies"), help="A registered policy.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A hyper-parameter: --set beta=0.9 (repeatable).")
+    ] = None,
+) -> None:
+    """Run the conformance kit on a policy, a third party's included."""
+    from fedpick.core import registry
+    from fedpick.testing import CHECKS, check_policy
+
+    policy = registry.get(name, **_options(set_))
+    check_policy(policy, on_check=lambda title: typer.echo(f"  {title.replace('_', ' ')}", err=True))
+    typer.echo(f"{name} keeps the contract: {len(CHECKS)} checks passed.")
