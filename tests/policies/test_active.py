@@ -73,7 +73,17 @@ def test_places_by_value_follow_the_softmax_of_those_kept():
 
 @pytest.mark.parametrize(
     ("budget", "alpha3", "by_value"),
-    [(5, 0.1, 4), (3, 0.1, 2), (10, 0.1, 9), (30, 0.1, 27), (1, 0.1, 0), (1, 0.0, 1), (10, 0.9, 1), (4, 1.0, 0)],
+    [
+        (5, 0.1, 4),
+        (3, 0.1, 2),
+        (10, 0.1, 9),
+        (30, 0.1, 27),
+        (50, 0.14, 43),
+        (1, 0.1, 0),
+        (1, 0.0, 1),
+        (10, 0.9, 1),
+        (4, 1.0, 0),
+    ],
 )
 def test_share_of_the_places_by_value(budget, alpha3, by_value):
     clients = table(np.ones(200))

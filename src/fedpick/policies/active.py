@@ -110,7 +110,7 @@ class ActiveLearning(Policy[ClientLosses]):
         """Fill one share by value, the other uniformly."""
         if context.measurements:
             state = _with_answers(state, context)
-        # The small number keeps a product such as 0.1 * 30 = 3.0000000000000004 from being rounded up to 4.
+        # The small number keeps a product such as 0.14 * 50 = 7.000000000000001 from being rounded up to 8.
         uniform_places = math.ceil(self.alpha3 * context.budget - 1e-9)
         valued = self._by_value(state, context, context.budget - uniform_places, rng)
         left = context.available.copy()
