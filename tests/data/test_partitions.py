@@ -258,4 +258,4 @@ def test_a_million_clients_with_ten_million_examples(name):
     assert len(federation.clients()) == 1_000_000
     assert federation.offsets[-1] == len(labels)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 2_500_000  # kilobytes; labels, owners, indices and (N, 10) tables, with room for sorting
+    assert grown < 1_200_000  # kilobytes; labels, owners, indices and (N, 10) tables, with room for sorting

@@ -22,7 +22,8 @@ from fedpick.data.types import Dataset
 
 __all__ = ["GLOVE", "SENTIMENT140", "glove_collection", "sentiment140"]
 
-_TRAIN, _TEST = "training.1600000.processed.noemoticon.csv", "testdata.manual.2009.06.14.csv"
+_TRAIN = "training.1600000.processed.noemoticon.csv"
+_TEST = "testdata.manual.2009.06.14.csv"
 # Neither publisher states an MD5 of the single files: the readers check every line instead.
 SENTIMENT140 = Collection(
     name="sentiment140",
