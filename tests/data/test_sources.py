@@ -121,6 +121,14 @@ def test_a_download_is_verified_kept_and_reported(own_cache, server):
     assert len(server.asked) == asked  # from the cache this time
 
 
+def test_a_download_goes_where_it_is_asked_to_go(tmp_path, own_cache, server):
+    server.pages.update({"/one.gz": gzip.compress(ONE), "/two.gz": gzip.compress(TWO)})
+    there = tmp_path / "mine" / "made"
+    check(find_files(collection(server.base), directory=tmp_path / "mine", store=there), there)
+    assert not own_cache.exists()
+    check(find_files(collection(), directory=tmp_path / "mine"), there)
+
+
 @pytest.mark.parametrize("damage", [ONE[:-1], gzip.compress(ONE)[:-5], b"", b"\x1f\x8bnonsense", b"not found" * 100])
 def test_a_wrong_file_in_the_cache_is_reported_and_fetched_again(own_cache, server, caplog, damage):
     put(own_cache, one=damage, two=TWO)

