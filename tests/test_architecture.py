@@ -39,6 +39,7 @@ MAY_IMPORT = {
     },
     "report": {"core", "availability", "data", "policies", "bench", "error_accounting", "theory", "graph_analysis"},
     "flower": {"core", "policies"},
+    "__main__": {"cli"},
     "cli": {
         *("core", "availability", "data", "policies", "sim", "bench", "report", "testing", "flower"),
         *("theory", "private", "error_accounting", "graph_analysis"),
