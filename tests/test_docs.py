@@ -29,9 +29,25 @@ def test_the_skeleton_in_contributing_is_a_working_policy(tmp_path, monkeypatch)
             check(skeleton_policy.MyPolicy())
 
 
+def test_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (block,) = python_blocks(ROOT / "README.md")
+    exec(block, {})
+    assert fedpick.Session.load("run/policy").round == 3
+
+
 def test_the_flower_guide_runs():
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedpick[flower]'")
     exec("\n".join(python_blocks(ROOT / "docs/guides/flower.md")), {})
+
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        assert target.startswith(("http", "mailto")) or (page.parent / target).exists(), target
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("*.md")))
