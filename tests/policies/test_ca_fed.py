@@ -90,6 +90,32 @@ def test_the_passes_equal_the_naive_algorithm_on_a_thousand_problems():
     assert stopped > 300
 
 
+def one_by_one(importance, gap, correlation, availability, kappa2):
+    """The passes with running sums and no blocks, for problems too large for the naive form."""
+    included, penalty = np.ones(len(gap), dtype=bool), 4 * kappa2 * gap.max()
+    kept, weighted = 1.0, float(importance @ gap)
+    for order in (np.argsort(-np.abs(correlation), kind="stable"), np.argsort(availability, kind="stable")):
+        for k in order[included[order]]:
+            rest, rest_weighted = kept - importance[k], weighted - importance[k] * gap[k]
+            before = weighted / kept + penalty * (1 - kept) ** 2
+            if before - rest_weighted / rest - penalty * (1 - rest) ** 2 > 0:
+                included[k], kept, weighted = False, rest, rest_weighted
+    return included
+
+
+@pytest.mark.parametrize("order", ["random", "falling gaps", "rising gaps"])
+@pytest.mark.parametrize("kappa2", [0.1, 1.0])
+def test_blocks_decide_as_one_client_after_the_other(order, kappa2):
+    # Rising gaps creep along the threshold: the blocks cannot be settled by guessing and fall back to the plain loop.
+    rng = np.random.default_rng(4)
+    alpha, gap = rng.random(10_000), rng.exponential(size=10_000)
+    key = {"random": rng.random(10_000), "falling gaps": gap, "rising gaps": gap.max() - gap}[order]
+    problem = (alpha / alpha.sum(), gap, key / key.max(), rng.random(10_000))
+    got = included_clients(*problem, kappa2=kappa2, tau=0.0)
+    np.testing.assert_array_equal(got, one_by_one(*problem, kappa2))
+    assert 100 < np.count_nonzero(~got) < 9_900
+
+
 def test_equal_gaps_drop_nobody_whatever_the_weights():
     rng = np.random.default_rng(0)
     for _ in range(200):

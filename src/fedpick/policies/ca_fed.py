@@ -57,6 +57,9 @@ __all__ = ["CAFed", "CAFedState"]
 
 # Above this the diagnostics do not list who is excluded: one flag per client and round would fill the logs.
 _MASK_LIMIT = 5000
+# Clients decided at once in a pass, and how often before they are decided one by one: measured at a million clients.
+_BLOCK = 2048
+_REPETITIONS = 6
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -253,22 +256,50 @@ def _dropped(
 
         share_k [ (excess_k A - S) / (A (A - share_k)) - penalty (2 D + share_k) ].
 
-    Each drop changes A, S and D for all that follow, so the pass is a plain loop, over Python floats because those are
-    several times faster than NumPy scalars: a fraction of a second at a million clients.
+    Each drop changes A, S and D for all that follow; candidates are decided block by block.
     """
-    kept = float(share[included].sum())
-    lost = float(share[~included].sum())
-    weighted = float(share[included] @ excess[included])
+    sums = np.array([share[included].sum(), share[~included].sum(), share[included] @ excess[included]])
     # Clients of importance 0 change nothing and are never dropped; one of positive importance must stay.
     spare = int(np.count_nonzero(share[included] > 0)) - 1
-    dropped: list[int] = []
-    for position, (own, gap) in enumerate(zip(share[candidates].tolist(), excess[candidates].tolist(), strict=True)):
-        advantage = gap * kept - weighted
-        if advantage <= 0 or spare <= 0:
-            continue
-        # The formula above times A (A - share_k), to save the division.
-        rest = kept - own
-        if own * (advantage - penalty * (lost + lost + own) * kept * rest) > tau * kept * rest:
-            dropped.append(position)
-            kept, lost, weighted, spare = rest, lost + own, weighted - own * gap, spare - 1
-    return candidates[np.array(dropped, dtype=np.int64)]
+    dropped: list[IntArray] = []
+    for start in range(0, len(candidates), _BLOCK):
+        block = candidates[start : start + _BLOCK]
+        own, over = share[block], excess[block]
+        goes = _decided(own, over, sums, spare, penalty, tau)
+        dropped.append(block[goes])
+        sums, spare = _running(sums, own, over, goes)[:, -1], spare - int(np.count_nonzero(goes))
+    return np.concatenate(dropped)
+
+
+def _running(sums: FloatArray, own: FloatArray, over: FloatArray, goes: BoolArray) -> FloatArray:
+    """A, D and S in front of each candidate of a block and, last, behind it, (3, block + 1), if these are dropped."""
+    steps = np.stack([-own, own, -own * over]) * goes
+    return np.cumsum(np.column_stack([sums, steps]), axis=1)
+
+
+def _decided(own: FloatArray, over: FloatArray, sums: FloatArray, spare: int, penalty: float, tau: float) -> BoolArray:
+    """Who of a block is dropped.
+
+    Guess it, run the sums along the block under that guess, decide everybody anew with the sums in front of it, and
+    repeat. A guess that is confirmed is the sequential result: the first decision depends on no guess, the second only
+    on the first, and so on. A few repetitions nearly always do; otherwise a plain loop, with the same arithmetic.
+    """
+    guess = np.zeros(len(own), dtype=np.bool_)
+    for _ in range(_REPETITIONS):
+        kept, lost, weighted = _running(sums, own, over, guess)[:, :-1]
+        # The formula of `_dropped` times A (A - share_k), to save the division.
+        area = kept * (kept - own)
+        falls = own * (over * kept - weighted - penalty * (2 * lost + own) * area) > tau * area
+        decided = falls & (spare - np.cumsum(guess) + guess > 0)
+        if np.array_equal(decided, guess):
+            return guess
+        guess = decided
+    guess[:] = False
+    kept, lost, weighted = sums.tolist()
+    for position, (share, excess) in enumerate(zip(own.tolist(), over.tolist(), strict=True)):
+        area = kept * (kept - share)
+        falls = share * (excess * kept - weighted - penalty * (2 * lost + share) * area) > tau * area
+        if falls and spare > 0:
+            guess[position] = True
+            kept, lost, weighted, spare = kept - share, lost + share, weighted - share * excess, spare - 1
+    return guess
