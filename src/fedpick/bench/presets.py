@@ -82,6 +82,8 @@ def comparison(
         content["partition"] = {**({"num_clients": 100} if natural_before else {}), **kept, "name": partition}
         if partition == "natural":
             content["partition"].pop("num_clients", None)
+    if (changes or {}).get("task", {}).get("name", content["task"]["name"]) != content["task"]["name"]:
+        content["task"] = {}
     for section, options in (changes or {}).items():
         content[section] = {**content.get(section, {}), **options}
     content["policies"] = [{"name": name} for name in policies]

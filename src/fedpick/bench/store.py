@@ -126,6 +126,8 @@ class Store(Reader):
             file.parent.mkdir(parents=True, exist_ok=True)
         try:
             engine = sa.create_engine(url)
+        except sa.exc.ArgumentError as error:
+            raise StoreError(f"{self.name!r} is not a database URL that SQLAlchemy knows: {error}.") from error
         except ModuleNotFoundError as error:
             raise StoreError(
                 f"The database {self.name} needs {error.name!r}. Install it, for PostgreSQL with: "

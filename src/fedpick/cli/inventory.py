@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,16 +42,14 @@ def _show(kind: str, entries: Iterable[tuple[str, str, str]], as_json: bool) -> 
 
 def _short_citation(bibtex: str) -> str:
     """ "Author et al. (year)" from BibTeX; several references by semicolons."""
-    import re
-
     found = []
-    for entry in bibtex.split("@")[1:]:
-        authors = re.search(r"author\s*=\s*[{\"](.+?)[}\"]\s*,?\s*\n", entry + "\n")
-        year = re.search(r"year\s*=\s*[{\"]?(\d{4})", entry)
+    for entry in " ".join(bibtex.split()).split("@")[1:]:
+        authors = re.search(r"author *= *[{\"](.+?)[}\"] *,? *(?:\w+ *=|}|$)", entry)
+        year = re.search(r"year *= *[{\"]?(\d{4})", entry)
         if authors and year:
             people = authors.group(1).split(" and ")
-            first = people[0].split(",")[0].split()[-1] if "," not in people[0] else people[0].split(",")[0]
-            found.append(f"{first}{' et al.' if len(people) > 1 else ''} ({year.group(1)})")
+            family = people[0].partition(",")[0] if "," in people[0] else people[0].split()[-1]
+            found.append(f"{family}{' et al.' if len(people) > 1 else ''} ({year.group(1)})")
     return "; ".join(found)
 
 

@@ -1,0 +1,146 @@
+"""The runner with the real simulator: tiny data, real training."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from store_content import content
+
+pytest.importorskip("jax")
+
+from fedpick.bench import presets
+from fedpick.bench.engines import StopFlag
+from fedpick.bench.progress import Progress
+from fedpick.bench.runner import run
+from fedpick.bench.simulation import build, refuse_early
+from fedpick.bench.spec import SpecError, parse_spec
+from fedpick.bench.store import Store
+from fedpick.core.errors import InvalidInput, MissingSignal
+from fedpick.report import analysis, tables
+
+
+def small_spec(policies=("uniform", "pow-d"), **changes):
+    run_section = {"rounds": 6, "budget": 3, "seeds": 1, "targets": [0.2], "losses_every": 3, **changes.pop("run", {})}
+    sections = {
+        "partition": {"num_clients": 12},
+        "task": {"name": "logistic"},
+        "local": {"epochs": 1},
+        "run": run_section,
+        **changes,
+    }
+    return presets.comparison(dataset="digits", policies=list(policies), changes=sections)
+
+
+class StopAfter(Progress):
+    def __init__(self, flag, updates):
+        self.flag, self.left = flag, updates
+
+    def update(self, run_id, done, accuracy):
+        self.left -= 1
+        if self.left == 0:
+            self.flag.set()
+
+
+def test_stopped_and_resumed_equals_uninterrupted(tmp_path):
+    changes = {
+        "availability": {"name": "log-normal", "beta": 0.3},
+        "server": {"momentum": 0.5},
+        "faults": {"dropout": 0.2, "nan": 0.1},
+    }
+    spec = small_spec(("uniform", "afl"), **changes)
+    whole, cut = Store(tmp_path / "whole.sqlite"), Store(tmp_path / "cut.sqlite")
+    assert run(spec, whole, processes=1).complete
+    for updates in (2, 3):
+        flag = StopFlag()
+        assert run(spec, cut, processes=1, stop=flag, progress=StopAfter(flag, updates)).stopped
+    assert run(spec, cut, processes=1).complete
+    assert content(cut) == content(whole)
+    accuracy = [run.accuracy for run in whole.runs(1)]
+    assert all(0 < value <= 1 for value in accuracy)
+
+
+def test_every_record_is_there(tmp_path):
+    store = Store(tmp_path / "a.sqlite")
+    report = run(small_spec(), store, processes=1)
+    for each in store.runs(report.experiment.id):
+        columns = store.rounds(each.id)
+        assert np.isfinite(columns["accuracy"]).all()
+        assert np.isfinite(columns["objective"]).tolist() == [False, False, True] * 2
+        assert store.array(each.id, 2, "evaluation/losses").shape == (12,)
+        assert columns["models_down"][-1] >= 18
+        assert columns["bytes_up"][-1] >= 18 * each.model_bytes
+        assert each.manifest["simulator"]["task"] == "logistic"
+        assert store.federation(each.federation_id).label_histogram.sum() == 1438  # 80 % of the digits
+    drawn = tables.tables_of(analysis.load_results(store, report.experiment))
+    assert [line[0] for line in drawn[0].lines] == ["uniform", "pow-d"]
+
+
+def test_one_seed_gives_all_policies_the_same_start():
+    spec = small_spec(("uniform", "pow-d"), run={"seeds": 2})
+    first, second = (build(spec.settings_of(policy, 0)) for policy in spec.policies)
+    other = build(spec.settings_of(spec.policies[0], 1))
+    assert first.federation == second.federation
+    assert first.federation["key"] != other.federation["key"]
+
+    def flat(simulation):
+        import jax
+
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(simulation.simulator.params)])
+
+    assert np.array_equal(flat(first), flat(second))
+    assert not np.array_equal(flat(first), flat(other))
+
+
+def test_a_section_may_fix_its_own_seed():
+    spec = small_spec(partition={"num_clients": 12, "seed": 2020}, data={"name": "digits", "seed": 1})
+    first, other = (build(spec.settings_of(spec.policies[0], seed)) for seed in (0, 1))
+    assert first.federation["key"] == other.federation["key"]
+
+
+def test_the_settings_survive_json():
+    spec = small_spec()
+    settings = spec.settings_of(spec.policies[1], 0)
+    assert build(json.loads(json.dumps(settings))).federation == build(settings).federation
+
+
+def test_what_cannot_work_is_refused_before_the_first_round():
+    spec = small_spec(("uniform",), run={"budget": 13})
+    with pytest.raises(InvalidInput, match="budget of 13 is more than the 12 clients"):
+        refuse_early([spec.settings_of(spec.policies[0], 0)])
+    content = spec.to_dict()
+    content["availability"] = {"name": "log-normal"}
+    content["policies"] = [{"name": "ca-fed", "estimates": "oracle"}]
+    content["run"]["budget"] = 3
+    oracle = parse_spec(content)
+    try:
+        refuse_early([oracle.settings_of(oracle.policies[0], 0)])
+    except MissingSignal as error:
+        assert "Clients." in str(error)
+    content["task"] = {"name": "mlp", "dropot": "fedcor"}
+    with pytest.raises(SpecError, match="Did you mean 'dropout'"):
+        parse_spec(content)
+
+
+@pytest.mark.parametrize("dataset", ["digits", "synthetic", "leaf-synthetic", "quadratic"])
+def test_presets_can_be_built(dataset):
+    spec = presets.comparison(dataset=dataset, policies=["uniform", "pow-d"])
+    refuse_early([spec.settings_of(policy, 0) for policy in spec.policies])
+
+
+@pytest.mark.parametrize("dataset", ["fmnist", "mnist", "cifar10", "emnist-digits", "sentiment140"])
+def test_presets_are_good_specs(dataset):
+    assert presets.comparison(dataset=dataset, policies=["uniform"], partition="iid").rounds > 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_ray_gives_the_same_rows(tmp_path):
+    pytest.importorskip("ray")
+    spec = small_spec(run={"seeds": 2})
+    here, there = Store(tmp_path / "here.sqlite"), Store(tmp_path / "there.sqlite")
+    assert run(spec, here, processes=1).complete
+    report = run(spec, there, engine="ray", processes=2)
+    assert report.complete, report.failures
+    assert content(there) == content(here)

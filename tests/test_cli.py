@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("jax")
+
+from fedpick import cli
+
+SPEC = """\
+title = "small"
+[data]
+name = "digits"
+[partition]
+name = "2spc"
+num_clients = 10
+[task]
+name = "logistic"
+[local]
+lr = 0.1
+steps = 2
+[run]
+rounds = 4
+budget = 3
+targets = [0.05]
+[[policies]]
+name = "uniform"
+[[policies]]
+name = "md"
+"""
+
+
+@pytest.fixture
+def fedpick(capsys, monkeypatch, tmp_path):
+    """Call the program in this process: (exit code, output, errors)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "spec.toml").write_text(SPEC)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedpick", *arguments])
+        with pytest.raises(SystemExit) as exited:
+            cli.main()
+        printed = capsys.readouterr()
+        return exited.value.code, printed.out, printed.err
+
+    return call
+
+
+def test_run_prints_tables_and_goes_on(fedpick, tmp_path):
+    code, out, err = fedpick("run", "spec.toml", "--no-report", "-p", "1")
+    assert code == 0, err
+    assert "rounds to 5 %" in out
+    assert "uniform, seed 0: done" in err
+    assert (tmp_path / "results" / "fedpick.sqlite").is_file()
+    code, out, err = fedpick(
+        "run", "spec.toml", "--rounds", "6", "--seeds", "2", "--only", "md", "--no-report", "-p", "1"
+    )
+    assert code == 0
+    assert "2 runs, 12 rounds, 4 of them done before" in err
+    code, out, _ = fedpick("report", "--format", "csv", "--no-html")
+    assert code == 0
+    assert out.splitlines()[1].startswith("md,2,")
+    code, out, _ = fedpick("report", "--list")
+    assert len(out.splitlines()) == 2
+    code, out, _ = fedpick("report", "-e", "1", "--format", "markdown", "--no-html")
+    assert "| uniform |" in out
+
+
+def test_json_lines(fedpick):
+    code, out, _ = fedpick("run", "spec.toml", "--json", "--no-report", "-p", "1")
+    assert code == 0
+    events = [json.loads(line) for line in out.splitlines()]
+    assert events[0]["event"] == "start"
+    assert events[-1]["event"] == "end"
+    assert events[-1]["finished"] == 2
+    assert events[-1]["tables"]["small: accuracy"]["md"]["final accuracy %"]["mean"] > 0
+
+
+def test_quiet_says_only_the_results(fedpick):
+    code, out, err = fedpick("run", "spec.toml", "--quiet", "--no-report", "-p", "1")
+    assert code == 0
+    assert err == ""
+    assert "final accuracy" in out
+
+
+def test_compare_from_flags(fedpick):
+    code, out, err = fedpick(
+        "compare", "--dataset", "digits", "--policies", "uniform,pow-d", "--clients", "10", "--budget", "2",
+        "--rounds", "2", "--task", "logistic", "--set", "local.epochs=1", "--no-report", "-p", "1",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "pow-d" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "absent.toml"], "cannot be read"),
+        (["run", "spec.toml", "--only", "unifrm"], "Did you mean 'uniform'"),
+        (["run", "spec.toml", "--seeds", "x"], "--seeds must be"),
+        (["run", "spec.toml", "--rounds", "0"], "at least 1"),
+        (["run", "spec.toml", "--engine", "threads"], "'processes' or 'ray'"),
+        (["run", "spec.toml", "--store", "nonsense://x"], "not a database URL"),
+        (["run", "spec.toml", "--nonsense"], "No such option"),
+        (["compare", "--dataset", "digit"], "Did you mean 'digits'"),
+        (["compare", "--dataset", "digits", "--policies", "fedcorr"], "Did you mean 'fedcor'"),
+        (["compare", "--dataset", "digits", "--set", "alpha=1"], "section.key=value"),
+        (["report"], "no results at"),
+        (["check", "unifrm"], "Did you mean 'uniform'"),
+        (["data", "get", "mnst"], "Did you mean 'mnist'"),
+        (["availability", "show", "idael"], "Did you mean 'ideal'"),
+    ],
+)
+def test_wrong_input_is_refused_with_code_2(fedpick, arguments, says):
+    code, _, err = fedpick(*arguments)
+    assert code == 2
+    assert says in err
+
+
+def test_a_failing_run_has_code_1(fedpick, monkeypatch):
+    from fedpick.sim import Simulator
+
+    def broken(self):
+        raise RuntimeError("the disk is on fire")
+
+    monkeypatch.setattr(Simulator, "evaluate", broken)
+    code, _, err = fedpick("run", "spec.toml", "-p", "1", "--no-report")
+    assert code == 1
+    assert "the disk is on fire" in err
+
+
+def test_an_interrupted_run_has_code_3_and_says_how_to_go_on(fedpick, monkeypatch):
+    from fedpick.bench.engines import StopFlag
+
+    monkeypatch.setattr(StopFlag, "__call__", lambda self: True)
+    code, _, err = fedpick("run", "spec.toml", "-p", "1", "--no-report")
+    assert code == 3
+    assert "Go on with: fedpick run spec.toml -p 1 --no-report" in err
+
+
+@pytest.mark.parametrize("what", ["policies", "datasets", "partitions", "availability", "tasks"])
+def test_lists(fedpick, what):
+    code, out, _ = fedpick("list", what, "--json")
+    assert code == 0
+    entries = json.loads(out)
+    assert all(entry["name"] and entry["summary"] for entry in entries)
+    code, out, _ = fedpick("list", what)
+    assert all(entry["name"] in out for entry in entries)
+
+
+def test_every_policy_has_a_citation(fedpick):
+    _, out, _ = fedpick("list", "policies", "--json")
+    assert all("(" in entry["citation"] for entry in json.loads(out))
+    _, out, _ = fedpick("list", "policies", "--bibtex")
+    assert out.count("@") >= 5
+
+
+def test_pictures(fedpick, tmp_path):
+    code, out, err = fedpick("data", "show", "digits", "--clients", "10", "-o", "a.png")
+    assert code == 0, err
+    assert "10 clients, 1438 examples" in out
+    assert (tmp_path / "a.png").stat().st_size > 1000
+    code, out, err = fedpick("availability", "show", "log-normal", "--set", "beta=0.3", "--rounds", "20", "-o", "b.png")
+    assert code == 0, err
+    assert "available on average" in out
+    assert (tmp_path / "b.png").stat().st_size > 1000
+
+
+def test_data_that_needs_no_files(fedpick):
+    code, out, _ = fedpick("data", "get", "digits", "--quiet")
+    assert code == 0
+    assert "needs no files" in out
+
+
+def test_bench_sampling(fedpick, tmp_path):
+    code, out, err = fedpick("bench", "sampling", "--clients", "20000", "--repeats", "3", "--json", "out.json")
+    assert code == 0, err
+    assert "ratio:" in out
+    assert json.loads((tmp_path / "out.json").read_text())["ratio"] > 0
+    code, _, err = fedpick("bench", "nothing")
+    assert code == 2
+
+
+def test_help_and_version(fedpick):
+    for arguments in (["--help"], ["run", "--help"], ["bench", "--help"], ["list", "--help"]):
+        code, out, _ = fedpick(*arguments)
+        assert code == 0
+        assert "Usage" in out
+    code, out, _ = fedpick("--version")
+    assert out.startswith("fedpick ")
+
+
+def test_a_typo_is_refused_without_importing_jax(tmp_path):
+    """The wall clock is left to the slow test: here, what would take the time must not be there at all."""
+    (tmp_path / "typo.toml").write_text(SPEC.replace('"uniform"', '"unifrom"'))
+    program = (
+        "import sys\nfrom fedpick import cli\nsys.argv = ['fedpick', 'run', 'typo.toml']\n"
+        "try:\n    cli.main()\nexcept SystemExit as end:\n"
+        "    print(end.code, 'jax' in sys.modules, 'sqlalchemy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False", "False"]
+    assert "typo.toml:17: There is no policy named 'unifrom'. Did you mean 'uniform'?" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_typo_is_refused_within_a_second(tmp_path):
+    (tmp_path / "typo.toml").write_text(SPEC.replace('"uniform"', '"unifrom"'))
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", "fedpick", "run", "typo.toml"], cwd=tmp_path, capture_output=True)
+        seconds.append(time.perf_counter() - start)
+        assert done.returncode == 2
+    assert min(seconds) < 1.0
