@@ -27,6 +27,8 @@ BUILT_IN: dict[str, str] = {
     "rpow-d": "fedpick.policies.power_of_choice:RememberingPowerOfChoice",
     "adapow-d": "fedpick.policies.power_of_choice:AdaptivePowerOfChoice",
     "afl": "fedpick.policies.active:ActiveLearning",
+    "fedcor": "fedpick.policies.fedcor:FedCor",
+    "fedgp": "fedpick.policies.fedcor:FedGP",
     "fedgs": "fedpick.policies.fedgs:FedGS",
     "ca-fed": "fedpick.policies.ca_fed:CAFed",
     "unbiased": "fedpick.policies.unbiased:Unbiased",
