@@ -228,8 +228,8 @@ def optimal_weights(
     kappa2; 0 leaves the optimisation error alone (section III-D). The default total is that of alpha_k / pi_k.
 
     With z = q / (pi'q) the problem is convex: 1/2 Q z'Sz / (1'z) + (v / Q) 1'z + bias sum_k alpha_k^2 / (pi_k z_k)
-    under pi'z = 1, z >= 0. Newton's method with a vanishing logarithmic barrier solves it, O(N^3) per step: for studies of
-    some hundred clients, not for use in a round.
+    under pi'z = 1, z >= 0. Newton's method with a vanishing logarithmic barrier solves it, O(N^3) per step: for
+    studies of some hundred clients, not for use in a round.
     """
     alpha = _vector(target, "target")
     pi = _vector(availability, "availability", len(alpha))
