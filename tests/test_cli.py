@@ -219,3 +219,48 @@ def test_a_typo_is_refused_within_a_second(tmp_path):
         seconds.append(time.perf_counter() - start)
         assert done.returncode == 2
     assert min(seconds) < 1.0
+
+
+@pytest.mark.slow
+def test_the_real_thing_killed_twenty_times_ends_in_the_same_rows(tmp_path):
+    """3 policies x 2 seeds x 50 rounds of real training, kill -9 at random moments from start-up to the last rounds."""
+    import numpy as np
+    import sqlalchemy as sa
+
+    spec = SPEC.replace("rounds = 4", "rounds = 50\nseeds = 2") + '[[policies]]\nname = "afl"\n'
+    (tmp_path / "spec.toml").write_text(spec)
+    command = [sys.executable, "-m", "fedpick", "run", "spec.toml", "--no-report", "--quiet", "-p", "1", "--store"]
+    rng = np.random.default_rng(0)
+
+    def rows(name, table, columns="*"):
+        with sa.create_engine(f"sqlite:///{tmp_path / name}").connect() as connection:
+            return list(connection.exec_driver_sql(f"SELECT {columns} FROM {table} ORDER BY 1, 2"))
+
+    def rounds_there():
+        try:
+            return rows("killed.sqlite", "runs", "sum(rounds_done), 0")[0][0] or 0
+        except sa.exc.OperationalError:
+            return 0
+
+    for kill in range(20):
+        process = subprocess.Popen([*command, "killed.sqlite"], cwd=tmp_path)
+        before = rounds_there()
+        if kill % 5:  # most of them while rounds are written, at most ten rounds on
+            while rounds_there() <= before and process.poll() is None:
+                time.sleep(0.005)
+            time.sleep(rng.uniform(0, 0.02))
+        else:
+            time.sleep(rng.uniform(0, 3))
+        process.kill()
+        process.wait()
+    assert rounds_there() > 0
+    for name in ("killed.sqlite", "whole.sqlite"):
+        subprocess.run([*command, name], cwd=tmp_path, check=True, capture_output=True)
+    clocks = ("select_seconds", "measure_seconds", "train_seconds", "evaluate_seconds")
+    with sa.create_engine(f"sqlite:///{tmp_path / 'whole.sqlite'}").connect() as connection:
+        named = [column["name"] for column in sa.inspect(connection).get_columns("rounds")]
+    kept = ", ".join(name for name in named if name not in clocks)
+    assert len(rows("whole.sqlite", "rounds")) == 300
+    assert rows("killed.sqlite", "rounds", kept) == rows("whole.sqlite", "rounds", kept)
+    for table in ("selections", "arrays", "checkpoints"):
+        assert rows("killed.sqlite", table) == rows("whole.sqlite", table)

@@ -123,6 +123,8 @@ def _enter_worker(stop_event: Any) -> None:
 
 
 def _work_in_process(url: str, run_id: int, rounds: int, build: str) -> str:
+    if _stop_event.is_set():
+        return "stopped"  # handed to this worker before the stop came
     store = Store(url)
     try:
         return work(store, run_id, rounds, build=build, should_stop=_stop_event.is_set)
@@ -160,7 +162,10 @@ class Processes:
                 for future in futures:
                     future.cancel()
 
-            _follow(store, futures, _wait_for_futures, progress, stop, on_stop, results)
+            def result_of(future: Any) -> str:
+                return _future_result(future, stop)
+
+            _follow(store, futures, _wait_for_futures, progress, stop, on_stop, results, result_of)
         return results
 
 
@@ -168,13 +173,15 @@ def _wait_for_futures(pending: set[Any]) -> set[Any]:
     return set(wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done)
 
 
-def _future_result(future: Any) -> str:
+def _future_result(future: Any, stop: StopFlag) -> str:
     if future.cancelled():
         return "stopped"
     try:
         return str(future.result())
     except BrokenProcessPool:
-        return "A worker process ended without a word (killed, or out of memory?). Run again to go on."
+        # Ctrl-C reaches a worker that is just starting before it can leave it to the parent.
+        silent = "A worker process ended without a word (killed, or out of memory?). Run again to go on."
+        return "stopped" if stop() else silent
 
 
 def _follow(
@@ -185,7 +192,7 @@ def _follow(
     stop: StopFlag,
     on_stop: Callable[[], None],
     results: dict[int, str],
-    result_of: Callable[[Any], str] = _future_result,
+    result_of: Callable[[Any], str],
 ) -> None:
     """Look at the store until all work has ended, and show what changed."""
     pending = set(handles)
@@ -235,6 +242,8 @@ class RayCluster:
             raise MissingDependency(
                 "The engine 'ray' needs Ray. Install it with: pip install 'fedpick[ray]'"
             ) from error
+        if self.address and store.engine.url.get_backend_name() == "sqlite":
+            progress.note("Every machine of the cluster must reach the store: a SQLite file works on one machine only.")
         local: dict[str, Any] = {} if self.address else {"num_cpus": self.count, "include_dashboard": False}
         ray.init(address=self.address, log_to_driver=False, configure_logging=False, **local)
         try:

@@ -174,11 +174,13 @@ def _execute(
     if as_json:
         _print_json(store, outcome, time.monotonic() - started)
     else:
-        _print_tables(store, outcome.experiment)
+        if not outcome.stopped:
+            _print_tables(store, outcome.experiment)
         for name, reason in outcome.failures.items():
             typer.echo(f"failed: {name}: {reason}", err=True)
     if outcome.stopped:
-        command = shlex.join(["fedpick", *sys.argv[1:]])
+        # Started over once is enough.
+        command = shlex.join(["fedpick", *(word for word in sys.argv[1:] if word != "--restart")])
         typer.echo(f"Stopped; {outcome.stopped} runs are not finished. Go on with: {command}", err=True)
         raise typer.Exit(INTERRUPTED)
     if write_report and (path := _write_html(store, outcome.experiment, None)) and not as_json:
