@@ -82,6 +82,10 @@ def test_f3ast_takes_the_top_and_breaks_ties_at_random():
     assert {tuple(sorted(s.clients.tolist())) for s in picks} == {(0, 2), (0, 3), (2, 3)}
     everyone, _ = select(oracle("f3ast"), table(), [1, 1, 1, 1])
     assert sorted(everyone.clients.tolist()) == [0, 1, 2, 3]
+    fewer, _ = select(oracle("f3ast", cohort_size=2), table(), [1, 1, 0, 1])
+    assert sorted(fewer.clients.tolist()) == [0, 3]
+    with pytest.raises(InvalidInput, match="'cohort_size' parameter of F3AST"):
+        oracle("f3ast", cohort_size=0)
 
 
 def test_estimates_count_this_round_and_only_the_clients_own_age():

@@ -2,7 +2,8 @@
 
 Algorithm: of the available clients, the m = budget with the largest alpha_k / pi_k train, ties broken at random, with
 the weight alpha_k / pi_k, used as it is (CA-Fed, Rodio et al. 2024, section V-A c; the authors' code ranks by the
-square, which is the same order). With everybody available affordable it is the `unbiased` policy.
+square, which is the same order). With a budget for everybody available it is the `unbiased` policy; CA-Fed's
+comparison gives the others everybody and F3AST half of the clients: cohort_size.
 The estimates used in round t count the mask of round t.
 Deviations: F3AST itself divides by the rate at which a client is *selected*, which it learns from its own choices;
 CA-Fed's comparison, followed here, divides by the rate at which it is *available*, so that with a small budget the
@@ -18,6 +19,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from fedpick.availability.estimators import AvailabilityCounts, no_counts
+from fedpick.core.errors import require
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.sampling import top_k
 from fedpick.core.types import Clients, RoundContext, Selection
@@ -40,10 +42,12 @@ class F3AST(Policy[AvailabilityCounts]):
     Args:
         estimates: where pi_k comes from: "bayes", "bayes-chain" or "oracle".
         prior: pseudo-counts of the beta prior, for either outcome.
+        cohort_size: at most so many, where this policy alone shall take fewer than the budget; None: the budget.
     """
 
     estimates: str = "bayes"
     prior: float = 1.0
+    cohort_size: int | None = None
 
     reference: ClassVar[str] = """
         @article{ribero2023federated,
@@ -59,6 +63,7 @@ class F3AST(Policy[AvailabilityCounts]):
 
     def __post_init__(self) -> None:
         check_estimates(self)
+        require(self.cohort_size is None or self.cohort_size >= 1, self, "cohort_size", "None or at least 1")
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -76,5 +81,6 @@ class F3AST(Policy[AvailabilityCounts]):
         state = count_mask(self, state, context)
         weights = inverse_weights(availability_of(self, state, context), context.available, context)
         reachable = np.flatnonzero(context.available)
-        chosen = reachable[top_k(weights[reachable], context.budget, rng)]
+        places = context.budget if self.cohort_size is None else min(self.cohort_size, context.budget)
+        chosen = reachable[top_k(weights[reachable], places, rng)]
         return Selection(clients=chosen, weights=weights[chosen], renormalize=False), state
