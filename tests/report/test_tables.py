@@ -80,7 +80,7 @@ def test_accuracy_loss_fairness_and_time():
     assert analysis.best_accuracy(run) == 0.9
     assert analysis.lowest_loss(run) == 1.0
     assert analysis.selection_variance(run) == 4.0
-    assert analysis.seconds_per_round(run, "train") == 0.01
+    assert analysis.seconds_per_round(run, "train") == pytest.approx(0.01)
     assert analysis.seconds_per_round(run, "evaluate") is None
 
 

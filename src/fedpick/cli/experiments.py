@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -238,19 +237,16 @@ def _report_path(store: Store, experiment: Experiment) -> Path:
     return directory / f"{_slug(experiment.title)}-{experiment.hash[:8]}.html"
 
 
-def _write_html(store: Store, experiment: Experiment, path: Path | None) -> Path | None:
-    """The HTML report, where the parts it needs are installed."""
+def _write_html(store: Store, experiment: Experiment, path: Path | None, window: int = 1) -> Path | None:
+    """The HTML report, where the parts it needs are installed: results are not lost for want of a picture."""
     from fedpick.core.errors import MissingDependency
 
     try:
-        html = importlib.import_module("fedpick.report.html")
-    except (ModuleNotFoundError, MissingDependency) as error:
-        typer.echo(f"No HTML report: {error}. Install it with: pip install 'fedpick[report]'", err=True)
+        from fedpick.report import html
+    except MissingDependency as error:
+        typer.echo(f"No HTML report. {error}", err=True)
         return None
-    target = path or _report_path(store, experiment)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    html.write_report(store, experiment, target)
-    return _shown(target)
+    return _shown(html.write_report(store, path or _report_path(store, experiment), experiment, window=window))
 
 
 def _shown(path: Path) -> Path:
@@ -291,5 +287,5 @@ def report(
         _print_tables(opened, chosen, window)
     else:
         typer.echo(tables.render(tables.tables_of(analysis.load_results(opened, chosen), window), form), nl=False)
-    if html and (path := _write_html(opened, chosen, output)):
+    if html and (path := _write_html(opened, chosen, output, window)):
         typer.echo(f"Report: {path}", err=form != "terminal")

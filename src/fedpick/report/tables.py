@@ -138,7 +138,7 @@ def tables_of(results: Results, window: int = 1) -> list[Table]:
     return [
         _table(f"{results.experiment.title}: accuracy", _accuracy_columns(results, window), results.policies, note),
         _table("Cost and fairness", _cost_columns(results), results.policies),
-        _table("Time per round (median)", _time_columns(), results.policies),
+        _table("Time per round (mean over the second half)", _time_columns(), results.policies),
     ]
 
 
