@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from scipy.sparse.csgraph import shortest_path
 
 from fedpick.policies._prototypes import merge
@@ -116,22 +117,30 @@ def scaled(values: FloatArray, multiplicity: IntArray, rule: GraphRule) -> Float
 
 
 def edge_weights(similarity: FloatArray, rule: GraphRule) -> FloatArray:
-    """R off the diagonal, inf where there is no edge; the diagonal is the edge between two copies of a node."""
-    # A weight that underflows to 0 would read as "no edge" in SciPy's dense graphs.
-    smallest = np.finfo(np.float64).tiny
+    """R off the diagonal, inf where there is no edge; the diagonal is the edge between two copies of a node.
+
+    A common factor of R drops out when distances are scaled, so the longest edge is given the weight 1: that leaves
+    more room before the short ones underflow.
+    """
     if rule.variant == "code":
-        joined, weight = similarity > _CODE_EPSILON, np.exp(-(similarity**2) / _CODE_SIGMA2)
+        joined, exponent = similarity > _CODE_EPSILON, -(similarity**2) / _CODE_SIGMA2
     else:
-        joined, weight = similarity >= rule.epsilon, np.exp(-similarity / rule.sigma2)
-    return np.where(joined, np.maximum(weight, smallest), np.inf)
+        joined, exponent = similarity >= rule.epsilon, -similarity / rule.sigma2
+    longest = exponent.max(where=joined, initial=-np.inf)
+    weight = np.exp(np.minimum(exponent - longest, 0.0)) if joined.any() else np.ones_like(exponent)
+    # A weight that does underflow must not vanish: an entry of 0 is no edge.
+    return np.where(joined, np.maximum(weight, np.finfo(np.float64).tiny), np.inf)
 
 
 def _distances(values: FloatArray, multiplicity: IntArray, rule: GraphRule) -> FloatArray:
     weights = edge_weights(scaled(values, multiplicity, rule), rule)
     between = weights.copy()
-    np.fill_diagonal(between, 0.0)
-    distance: FloatArray = shortest_path(between, method="auto", directed=False)
     np.fill_diagonal(between, np.inf)
+    # Sparse, though it may be full: SciPy takes entries of a dense graph below 1e-8 for missing edges, and exp(-V /
+    # sigma^2) is far smaller where clients are alike.
+    linked = np.nonzero(np.isfinite(between))
+    edges = csr_array((between[linked], linked), shape=between.shape)
+    distance: FloatArray = shortest_path(edges, method="auto", directed=False)
     copies = np.minimum(np.diagonal(weights), (between + distance).min(axis=1))
     # Single clients have no copy: their diagonal must not take part in the scaling.
     np.fill_diagonal(distance, np.where(multiplicity > 1, copies, np.inf))

@@ -6,7 +6,7 @@ Problem: from n candidates choose m, maximising
 
 Candidates of one prototype differ in their value only, so an optimal cohort takes the best ones of each prototype: what
 has to be found is *how many* of each. That makes a problem with a million candidates as large as the number of its
-prototypes, without giving anything away. The search builds cohorts greedily, each start from another prototype, and
+prototypes, without giving anything away. The search builds cohorts greedily, each start from another beginning, and
 improves each by the best exchange of one member until none is left. All starts advance together, as rows of the same
 arrays, and every step updates the running gains instead of adding them up again.
 
@@ -17,6 +17,7 @@ are broken by the generator that is passed in.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ IntArray = NDArray[np.int64]
 
 WORK_LIMIT = 30_000_000
 """Array elements the search may touch, roughly: about a tenth of a second."""
-_MOST_STARTS = 64
+_MOST_STARTS = 128
 # A swap must gain more than rounding errors can feign; it also rules out endless swapping back and forth.
 _TOLERANCE = 1e-12
 
@@ -54,7 +55,7 @@ class _Ladders:
     size: IntArray  # (P,) how many it has
     pair: FloatArray  # (P, P)
 
-    def step(self, prototypes: IntArray, rung: IntArray) -> FloatArray:
+    def step(self, prototypes: IntArray, rung: IntArray | np.int64) -> FloatArray:
         """The value of the candidate on this rung, -inf above the last."""
         there = self.offset[prototypes] + np.minimum(rung, self.size[prototypes] - 1)
         return np.where(rung < self.size[prototypes], self.values[there], -np.inf)
@@ -69,6 +70,10 @@ class _Batch:
     ahead: FloatArray  # (K, P) value of the next candidate, -inf if there is none
     behind: FloatArray  # (K, P) value of the last one taken, +inf if there is none
     slots: IntArray  # (K, R)
+
+    def only(self, kept: NDArray[Any]) -> _Batch:
+        """Some of the cohorts."""
+        return _Batch(self.taken[kept], self.pull[kept], self.ahead[kept], self.behind[kept], self.slots[kept])
 
 
 def best_cohort(
@@ -100,11 +105,10 @@ def best_cohort(
     if size <= 0:
         return Cohort(np.empty(0, dtype=np.int64), 0.0, starts=0, swaps=0)
     ladders = _ladders(values, prototype, pair, rng)
-    batch = _construct(ladders, size, work)
-    swaps = _improve(ladders, batch, size, work)
-    objectives = _objectives(ladders, batch.taken)
-    taken = batch.taken[int(np.argmax(objectives))]
-    return Cohort(_members(ladders, taken), float(objectives.max()), starts=len(batch.taken), swaps=swaps)
+    cohorts, swaps = _improve(ladders, _construct(ladders, size, work), size, work)
+    objectives = _objectives(ladders, cohorts)
+    taken = cohorts[int(np.argmax(objectives))]
+    return Cohort(_members(ladders, taken), float(objectives.max()), starts=len(cohorts), swaps=swaps)
 
 
 def _objective(values: FloatArray, prototype: IntArray, pair: FloatArray) -> float:
@@ -130,19 +134,20 @@ def _ladders(values: FloatArray, prototype: IntArray, pair: FloatArray, rng: np.
 
 
 def _construct(ladders: _Ladders, size: int, work: int) -> _Batch:
-    """Greedy cohorts, each forced to begin with another prototype; the best beginnings if not all can be tried."""
+    """Greedy cohorts that differ in how they begin."""
     prototypes = len(ladders.offset)
     per_start = size * prototypes * (1 + min(size, prototypes))
-    starts = int(np.clip(work // per_start, 1, min(prototypes, _MOST_STARTS)))
-    top = ladders.values[ladders.offset]
-    first = np.argsort(-top, kind="stable")[:starts]
+    first, second = _beginnings(ladders, size, int(np.clip(work // per_start, 1, _MOST_STARTS)))
+    starts = len(first)
     rows = np.arange(starts)
     picks = np.empty((starts, size), dtype=np.int64)
     taken = np.zeros((starts, prototypes), dtype=np.int64)
     pull = np.zeros((starts, prototypes))
-    ahead = np.tile(top, (starts, 1))
+    ahead = np.tile(ladders.values[ladders.offset], (starts, 1))
     for place in range(size):
         chosen = first if place == 0 else np.argmax(ahead + pull, axis=1)
+        if place == 1:
+            chosen = np.where(second >= 0, second, chosen)
         picks[:, place] = chosen
         taken[rows, chosen] += 1
         pull += ladders.pair[chosen]
@@ -151,40 +156,72 @@ def _construct(ladders: _Ladders, size: int, work: int) -> _Batch:
     behind = np.where(taken > 0, ladders.step(everything, np.maximum(taken - 1, 0)), np.inf)
     # A cohort that is larger than the number of prototypes is described more briefly by all of them.
     slots = picks if size <= prototypes else everything.copy()
-    return _Batch(taken=taken, pull=pull, ahead=ahead, behind=behind, slots=slots)
+    # Many beginnings lead to the same cohort; each is improved once.
+    _, distinct = np.unique(
+        (taken.astype(np.uint64) * _multipliers(prototypes)).sum(axis=1, dtype=np.uint64), return_index=True
+    )
+    return _Batch(taken=taken, pull=pull, ahead=ahead, behind=behind, slots=slots).only(distinct)
 
 
-def _improve(ladders: _Ladders, batch: _Batch, size: int, work: int) -> int:
-    """Make the best swap in every cohort until no swap gains anything; returns how many were made."""
-    starts, prototypes = batch.taken.shape
-    width = batch.slots.shape[1]
-    rows = np.arange(starts)
+def _multipliers(count: int) -> NDArray[np.uint64]:
+    """Odd numbers that make the sum of their multiples a hash."""
+    result: NDArray[np.uint64] = (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(
+        1
+    )
+    return result ^ (result >> np.uint64(31))
+
+
+def _beginnings(ladders: _Ladders, size: int, starts: int) -> tuple[IntArray, IntArray]:
+    """(first, second) prototype of each start: the best single ones, then the best pairs; second -1: left to greed."""
+    top = ladders.values[ladders.offset]
+    prototypes = len(top)
+    first = np.argsort(-top, kind="stable")[:starts]
+    second = np.full(len(first), -1, dtype=np.int64)
+    if starts <= prototypes or size < 2:
+        return first, second
+    together = ladders.pair + top[:, None] + top
+    np.fill_diagonal(together, np.diagonal(ladders.pair) + top + ladders.step(np.arange(prototypes), np.int64(1)))
+    left, right = np.triu_indices(prototypes)
+    worth = together[left, right]
+    best = np.argsort(-worth, kind="stable")[: starts - prototypes]
+    best = best[np.isfinite(worth[best])]  # a pair of the same prototype needs two candidates
+    return np.concatenate([first, left[best]]), np.concatenate([second, right[best]])
+
+
+def _improve(ladders: _Ladders, batch: _Batch, size: int, work: int) -> tuple[IntArray, int]:
+    """Make the best swap in every cohort until no swap gains anything; (the cohorts (K, P), how many swaps)."""
     own = np.diagonal(ladders.pair)
     towards = ladders.pair[batch.slots]  # (K, R, P): what a newcomer loses of its pull when this slot leaves
     scale = np.abs(ladders.values).max() + size * np.abs(ladders.pair).max()
-    limit = max(work // (starts * width * prototypes), 1) * 4
-    swaps = 0
-    for _ in range(limit):
+    finished: list[IntArray] = []
+    swaps, left = 0, 4 * work
+    while left > 0 or swaps == 0:
+        left -= towards.size
+        rows = np.arange(len(batch.taken))
         leaving = (batch.behind + batch.pull - own)[rows[:, None], batch.slots]  # (K, R)
-        coming = batch.ahead + batch.pull  # (K, P)
-        change = coming[:, None, :] - towards
+        change = (batch.ahead + batch.pull)[:, None, :] - towards  # (K, R, P)
         change -= leaving[:, :, None]
-        best = change.reshape(starts, -1).argmax(axis=1)
-        moving = np.flatnonzero(change.reshape(starts, -1)[rows, best] > _TOLERANCE * scale)
-        if len(moving) == 0:
-            break
-        swaps += len(moving)
-        slot, new = np.divmod(best[moving], prototypes)
-        old = batch.slots[moving, slot]
-        _exchange(ladders, batch, moving, old, new)
-        if size <= prototypes:
-            batch.slots[moving, slot] = new
-            towards[moving, slot] = ladders.pair[new]
-    return swaps
+        flat = change.reshape(len(rows), -1)
+        best = flat.argmax(axis=1)
+        moving = flat[rows, best] > _TOLERANCE * scale
+        if not moving.all():
+            finished.append(batch.taken[~moving])
+            if not moving.any():
+                return np.concatenate(finished), swaps
+            batch, towards, best = batch.only(moving), towards[moving], best[moving]
+        rows = np.arange(len(best))
+        slot, new = np.divmod(best, len(ladders.offset))
+        _exchange(ladders, batch, batch.slots[rows, slot], new)
+        swaps += len(rows)
+        if size <= len(ladders.offset):
+            batch.slots[rows, slot] = new
+            towards[rows, slot] = ladders.pair[new]
+    return np.concatenate([*finished, batch.taken]), swaps
 
 
-def _exchange(ladders: _Ladders, batch: _Batch, rows: IntArray, old: IntArray, new: IntArray) -> None:
-    batch.pull[rows] += ladders.pair[new] - ladders.pair[old]
+def _exchange(ladders: _Ladders, batch: _Batch, old: IntArray, new: IntArray) -> None:
+    rows = np.arange(len(old))
+    batch.pull += ladders.pair[new] - ladders.pair[old]
     batch.taken[rows, old] -= 1
     batch.taken[rows, new] += 1
     for changed in (old, new):

@@ -1,0 +1,239 @@
+"""The data-distribution-dependency graph: against hand-made examples and a naive program."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedpick import graph_analysis
+from fedpick.core.errors import InvalidInput
+from fedpick.policies._graph import (
+    Graph,
+    GraphRule,
+    build_graph,
+    edge_weights,
+    graph_of_similarities,
+    scaled,
+    similarities,
+)
+from fedpick.policies._prototypes import merge
+
+
+def naive_distances(features, variant="paper", cosine=False, epsilon=0.1, sigma2=0.01):
+    """The graph of all N clients, one loop per line of the paper; Floyd-Warshall as three loops."""
+    count = len(features)
+    value = np.zeros((count, count))
+    for i in range(count):
+        for j in range(count):
+            dot = float(features[i] @ features[j])
+            if cosine or variant == "code":
+                length = float(np.linalg.norm(features[i]) * np.linalg.norm(features[j]))
+                dot = dot / length if length else 0.0
+                dot = max(dot, 0.0) if variant == "paper" else dot
+            value[i, j] = dot
+    if variant == "code" or not cosine:
+        pairs = [value[i, j] for i in range(count) for j in range(count) if i != j]
+        pairs += [0.0] if variant == "code" else []
+        value = (value - min(pairs)) / (max(pairs) - min(pairs))
+    path = np.full((count, count), np.inf)
+    for i in range(count):
+        for j in range(count):
+            if variant == "paper" and value[i, j] >= epsilon:
+                path[i, j] = np.exp(-value[i, j] / sigma2)
+            if variant == "code" and value[i, j] > 0.01:
+                path[i, j] = np.exp(-(value[i, j] ** 2) / 0.1)
+        path[i, i] = 0.0
+    for k in range(count):
+        for i in range(count):
+            for j in range(count):
+                path[i, j] = min(path[i, j], path[i, k] + path[k, j])
+    path /= path[np.isfinite(path)].max()
+    return np.where(np.isfinite(path), path, 1.0)
+
+
+def label_shares(rng, count, concentration=0.3):
+    return rng.dirichlet(np.full(10, concentration), count)
+
+
+@pytest.mark.parametrize(("variant", "cosine"), [("paper", False), ("paper", True), ("code", False), ("code", True)])
+@pytest.mark.parametrize("seed", range(5))
+def test_equals_the_naive_program(variant, cosine, seed):
+    rng = np.random.default_rng(seed)
+    features = label_shares(rng, 14) if seed % 2 else rng.normal(size=(14, 5))
+    rule = GraphRule(variant=variant, cosine=cosine)
+    built = build_graph(features, rule, max_prototypes=100).between_clients()
+    np.testing.assert_allclose(built, naive_distances(features, variant, cosine), rtol=1e-9, atol=1e-300)
+
+
+@pytest.mark.parametrize("variant", ["paper", "code"])
+@pytest.mark.parametrize("cosine", [False, True])
+def test_copies_of_a_client_lose_nothing(variant, cosine):
+    rng = np.random.default_rng(3)
+    features = label_shares(rng, 6)[np.array([0, 1, 2, 0, 3, 4, 5, 5, 5, 2, 1])]
+    graph = build_graph(features, GraphRule(variant=variant, cosine=cosine), max_prototypes=100)
+    assert len(graph.distance) == 6
+    np.testing.assert_allclose(
+        graph.between_clients(), naive_distances(features, variant, cosine), rtol=1e-9, atol=1e-300
+    )
+
+
+def test_three_clients_by_hand():
+    # Inner products: 0.5 (0, 1), 0 (0, 2), 0.5 (1, 2); scaled to 1, 0, 1: a path 0 - 1 - 2 of two equal edges.
+    shares = np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
+    distance = build_graph(shares, GraphRule(), 10).between_clients()
+    np.testing.assert_allclose(distance, [[0, 0.5, 1], [0.5, 0, 0.5], [1, 0.5, 0]])
+
+
+def test_edges_by_hand():
+    similarity = np.array([[1.0, 0.1, 0.09], [0.1, 1.0, 0.5], [0.09, 0.5, 1.0]])
+    paper = edge_weights(similarity, GraphRule())
+    assert paper[0, 1] == 1.0 and np.isinf(paper[0, 2])
+    assert paper[1, 2] / paper[0, 1] == pytest.approx(np.exp(-50) / np.exp(-10))
+    code = edge_weights(np.array([[1.0, 0.01], [0.02, 1.0]]), GraphRule(variant="code"))
+    assert np.isinf(code[0, 1]) and code[0, 0] / code[1, 0] == pytest.approx(np.exp(-10) / np.exp(-0.004))
+
+
+def test_unreachable_pairs_are_as_far_as_can_be():
+    apart = np.array([[1.0, 0, 0, 0], [1.0, 0.2, 0, 0], [0, 0, 1.0, 0], [0, 0, 1.0, 0.2]])
+    distance = build_graph(apart, GraphRule(cosine=True), 10).between_clients()
+    assert (distance[:2, 2:] == 1.0).all()
+    assert distance[0, 1] == distance[2, 3] == 1.0  # the largest finite distance is scaled to 1 as well
+
+
+def test_equally_similar_clients_are_at_distance_one():
+    distance = build_graph(np.eye(4), GraphRule(), 10).between_clients()
+    np.testing.assert_array_equal(distance, 1 - np.eye(4))
+    copies = build_graph(np.ones((4, 3)), GraphRule(), 10)
+    np.testing.assert_array_equal(copies.between_clients(), 1 - np.eye(4))
+
+
+def test_tiny_weights_do_not_vanish():
+    # exp(-1 / 1e-4) underflows to 0, which a graph would read as "no edge".
+    shares = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+    distance = build_graph(shares, GraphRule(sigma2=1e-4), 10).between_clients()
+    assert np.isfinite(distance).all() and distance[0, 1] < 1e-6 and distance[0, 2] == 1.0
+
+
+def test_one_client_and_clients_without_features():
+    assert build_graph(np.ones((1, 3)), GraphRule(), 10).mean_distance() == 1.0
+    nothing = build_graph(np.zeros((3, 4)), GraphRule(cosine=True), 10)
+    np.testing.assert_array_equal(nothing.between_clients(), 1 - np.eye(3))
+
+
+def test_mean_distance_counts_every_pair_once():
+    graph = build_graph(label_shares(np.random.default_rng(1), 5)[[0, 1, 1, 2, 3, 4]], GraphRule(), 10)
+    dense = graph.between_clients()
+    assert graph.mean_distance() == pytest.approx(dense[np.triu_indices(6, 1)].mean())
+
+
+def test_given_similarities_need_no_features():
+    features = np.random.default_rng(5).normal(size=(9, 4))
+    products = features @ features.T
+    np.fill_diagonal(products, 0.0)
+    built = graph_of_similarities(products, GraphRule()).between_clients()
+    np.testing.assert_allclose(built, build_graph(features, GraphRule(), 10).between_clients(), rtol=1e-9)
+
+
+def test_scaling_ignores_the_diagonal_unless_it_is_a_pair():
+    values = np.array([[9.0, 1.0], [1.0, 9.0]])
+    assert scaled(values, np.array([1, 1]), GraphRule())[0, 1] == 1.0
+    assert scaled(values, np.array([2, 1]), GraphRule())[0, 1] == 0.0
+    assert scaled(values, np.array([1, 1]), GraphRule(variant="code"))[0, 1] == 1.0
+
+
+def test_merge_is_exact_up_to_the_limit_and_keeps_the_order():
+    rows = np.array([[3.0, 1.0], [0.0, 2.0], [3.0, 1.0], [-0.0, 2.0], [1.0, 1.0]])
+    merged = merge(rows, 3)
+    np.testing.assert_array_equal(merged.member, [0, 1, 0, 1, 2])
+    np.testing.assert_array_equal(merged.multiplicity, [2, 2, 1])
+    np.testing.assert_array_equal(merged.centre, [[3, 1], [0, 2], [1, 1]])
+
+
+def test_merge_finds_clusters():
+    rng = np.random.default_rng(0)
+    centres = rng.dirichlet(np.full(10, 0.3), 40)
+    truth = rng.integers(0, 40, 4000)
+    merged = merge(centres[truth] + rng.normal(scale=1e-4, size=(4000, 10)), 40)
+    assert len(merged.centre) == 40
+    assert len({(int(a), int(b)) for a, b in zip(truth, merged.member, strict=True)}) == 40
+    assert np.abs(merged.centre[merged.member] - centres[truth]).max() < 1e-3
+    assert merged.multiplicity.sum() == 4000
+
+
+def test_merge_depends_on_nothing_but_the_rows():
+    rows = np.random.default_rng(2).dirichlet(np.full(10, 0.5), 3000)
+    one, two = merge(rows, 50), merge(rows.copy(), 50)
+    np.testing.assert_array_equal(one.member, two.member)
+    assert len(one.centre) <= 50
+    np.testing.assert_array_equal(one.multiplicity, np.bincount(one.member))
+
+
+def test_count_analysis():
+    assert graph_analysis.count_variance([4, 4, 4]) == 0.0
+    assert graph_analysis.count_variance([5]) == 0.0
+    levels, clients = graph_analysis.count_histogram([2, 5, 2])
+    np.testing.assert_array_equal(levels, [2, 3, 4, 5])
+    np.testing.assert_array_equal(clients, [2, 0, 0, 1])
+    assert [len(part) for part in graph_analysis.count_histogram([])] == [0, 0]
+
+
+def test_mean_cohort_distance():
+    distance = np.array([[0.0, 0.2, 0.4], [0.2, 0.0, 0.9], [0.4, 0.9, 0.0]])
+    assert graph_analysis.mean_cohort_distance(distance, [0, 2]) == pytest.approx(0.4)
+    assert graph_analysis.mean_cohort_distance(distance, [0, 1, 2]) == pytest.approx(0.5)
+    assert graph_analysis.mean_cohort_distance(distance, [1]) == 0.0
+
+
+def test_bias_factor_follows_the_derivation():
+    # Eq. 20: M/N * n_k / (n_k + (M-1)/(N-1) (n - n_k)) is what eq. 22 writes as n_k/n * gamma_k.
+    sizes, budget = np.array([10.0, 50.0, 200.0, 40.0]), 3
+    total, count = sizes.sum(), len(sizes)
+    direct = budget / count * sizes / (sizes + (budget - 1) / (count - 1) * (total - sizes))
+    np.testing.assert_allclose(sizes / total * graph_analysis.bias_factor(sizes, budget), direct)
+    np.testing.assert_array_equal(graph_analysis.bias_factor(sizes, 4), np.ones(4))
+    np.testing.assert_array_equal(graph_analysis.bias_factor([7], 1), [1.0])
+    with pytest.raises(InvalidInput, match="between 1 and the number of clients"):
+        graph_analysis.bias_factor(sizes, 5)
+
+
+def test_edge_scores():
+    oracle = np.array([[0, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 1], [0, 0, 1, 0]], dtype=bool)
+    built = np.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]], dtype=bool)
+    scores = graph_analysis.edge_scores(built, oracle)
+    assert (scores.precision, scores.recall) == (1 / 2, 1 / 3)
+    assert scores.f1 == pytest.approx(0.4)
+    assert graph_analysis.edge_scores(np.zeros((4, 4)), oracle).f1 == 0.0
+    with pytest.raises(InvalidInput, match="square matrices"):
+        graph_analysis.edge_scores(np.zeros((3, 3)), oracle)
+
+
+def test_the_oracle_scores_one_against_itself():
+    shares = label_shares(np.random.default_rng(8), 20)
+    similarity = graph_analysis.graph_similarities(shares)
+    rule = GraphRule()
+    np.testing.assert_array_equal(similarity, scaled(similarities(shares, rule), np.ones(20, dtype=int), rule))
+    threshold, scores = graph_analysis.best_edge_scores(similarity, similarity >= 0.1)
+    assert (threshold, scores.f1) == (0.1, 1.0)
+
+
+def test_layout_keeps_linked_clients_together():
+    edges = np.kron(np.eye(2), np.ones((5, 5))).astype(bool)
+    edges[4, 5] = edges[5, 4] = True
+    positions = graph_analysis.graph_layout(edges)
+    gaps = np.linalg.norm(positions[:, None] - positions[None], axis=2)
+    assert gaps[:5, :5].max() < gaps[:4, 6:].min()
+    assert gaps[np.triu_indices(10, 1)].min() > 0.01
+    np.testing.assert_array_equal(positions, graph_analysis.graph_layout(edges))
+
+
+def test_a_picture_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    shares = label_shares(np.random.default_rng(4), 12)
+    target = tmp_path / "graph.svg"
+    graph_analysis.draw_graph(target, graph_analysis.graph_similarities(shares) >= 0.1, shares)
+    assert target.stat().st_size > 5000
+
+
+def test_a_graph_of_nobody():
+    empty = build_graph(np.empty((0, 3)), GraphRule(), 10)
+    assert isinstance(empty, Graph) and empty.distance.shape == (0, 0)
