@@ -311,7 +311,7 @@ class _Seal:
         cipher, context = self._cipher(peer_key, pair, sender, receiver, kind, peer_key)
         try:
             return bytes(cipher.decrypt(body[:_NONCE_BYTES], body[_NONCE_BYTES:], context))
-        except self._tools["InvalidTag"] as error:
+        except (self._tools["InvalidTag"], ValueError) as error:  # ValueError: too short to be a message
             raise InvalidInput(
                 f"Client {self._name!r} got a {kind!r} message from {sender!r} that was altered on the way, or sealed "
                 "for somebody else. Start the pair again."
