@@ -118,17 +118,17 @@ def batch_positions(
 ) -> tuple[Array, Array]:
     """(batch,) positions among the client's training rows and (batch,) which of them count, for one step.
 
-    `step` and `size` are uint32; the same on numpy and JAX. `batch` is the width of the program: local.batch_size, or
-    the largest client where that is None.
+    `step` and `size` are uint32, on numpy or JAX; a `step` of shape (s, 1) gives (s, batch), all steps at once. `batch`
+    is the width of the program: local.batch_size, or the largest client where that is None.
     """
-    lane = np.arange(batch, dtype=np.uint32)
+    lane = step * np.uint32(0) + np.arange(batch, dtype=np.uint32)
     if local.batch_size is None:
-        return (lane % size).astype(np.int32), lane < size
+        counts = lane < size
+        return (lane * counts).astype(np.int32), counts
     if local.sampling == "replacement":
-        key = counter.fold(client_key, step)
-        return counter.with_replacement(key, lane, size), (lane + np.uint32(0)) >= 0 * size
+        return counter.with_replacement(counter.fold(client_key, step), lane, size), lane < np.uint32(batch)
     if local.sampling == "batch":
-        return counter.permute(counter.fold(client_key, step), lane + step * np.uint32(0), size), lane < size
+        return counter.permute(counter.fold(client_key, step), lane, size), lane < size
     per_epoch = (size + np.uint32(batch - 1)) // np.uint32(batch)
     epoch = step // per_epoch
     position = (step - epoch * per_epoch) * np.uint32(batch) + lane
@@ -152,11 +152,18 @@ def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[...
         params: Params, x: Array, y: Array, start: Array, size: Array, key: counter.Key, num_steps: Array, lr: Array
     ) -> tuple[Params, Array]:
         safe_size = jnp.maximum(size, 1).astype(jnp.uint32)
+        # With a fixed number of steps all batches are drawn before the loop: fewer, larger operations.
+        drawn = None
+        if local.steps is not None:
+            drawn = batch_positions(local, key, jnp.arange(local.steps, dtype=jnp.uint32)[:, None], safe_size, batch)
 
         def step(index: Array, carry: tuple[Params, Params, Array]) -> tuple[Params, Params, Array]:
             weights, velocity, total = carry
             step_index = jnp.asarray(index).astype(jnp.uint32)
-            positions, counts = batch_positions(local, key, step_index, safe_size, batch)
+            if drawn is None:
+                positions, counts = batch_positions(local, key, step_index, safe_size, batch)
+            else:
+                positions, counts = drawn[0][index], drawn[1][index]
             rows = start + positions
             noise = counter.fold(key, ~step_index)
             random_key = jax.random.wrap_key_data(jnp.stack([noise.high, noise.low]), impl="threefry2x32")

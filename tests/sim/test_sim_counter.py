@@ -1,0 +1,74 @@
+from collections import Counter
+from math import factorial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from fedpick.sim import counter
+
+
+def on_device(key):
+    return counter.Key(jnp.asarray(key.high), jnp.asarray(key.low))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 600, 1024, 99_999])
+def test_permute_is_a_permutation_with_the_same_bits_on_numpy_and_jax(size):
+    key = counter.key_from(3, size)
+    positions = np.arange(size, dtype=np.uint32)
+    permuted = counter.permute(key, positions, np.array([size], np.uint32))
+    np.testing.assert_array_equal(np.sort(permuted), positions)
+    compiled = jax.jit(counter.permute)(on_device(key), jnp.asarray(positions), jnp.uint32(size))
+    np.testing.assert_array_equal(np.asarray(compiled), permuted)
+
+
+def test_positions_beyond_the_end_stay_inside():
+    key = counter.key_from(1)
+    permuted = counter.permute(key, np.arange(64, dtype=np.uint32), np.array([10], np.uint32))
+    assert permuted.min() >= 0
+    assert permuted.max() < 10
+
+
+def keys_of(count, seed):
+    return counter.fold(counter.key_from(seed), np.arange(count, dtype=np.uint32)[:, None])
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_orders_of_a_few_are_about_equally_likely(size):
+    trials = 12_000
+    lanes = np.broadcast_to(np.arange(size, dtype=np.uint32), (trials, size))
+    orders = Counter(map(tuple, counter.permute(keys_of(trials, 5), lanes, np.array([[size]], np.uint32)).tolist()))
+    assert len(orders) == factorial(size)
+    expected = trials / factorial(size)
+    assert max(abs(count - expected) for count in orders.values()) < 0.2 * expected
+
+
+def test_pairs_of_positions_look_uniform():
+    size, trials = 50, 20_000
+    lanes = np.broadcast_to(np.array([0, 1, 25], np.uint32), (trials, 3))
+    drawn = counter.permute(keys_of(trials, 6), lanes, np.array([[size]], np.uint32))
+    for column in drawn.T:
+        assert chisquare(np.bincount(column, minlength=size)).pvalue > 1e-4
+    for other in (1, 2):
+        gaps = np.bincount((drawn[:, other] - drawn[:, 0]) % size, minlength=size)
+        assert gaps[0] == 0
+        assert chisquare(gaps[1:]).pvalue > 1e-4
+
+
+def test_draws_with_replacement_look_uniform_and_agree_with_jax():
+    key, lanes, size = counter.key_from(7), np.arange(20_000, dtype=np.uint32), np.array([37], np.uint32)
+    drawn = counter.with_replacement(key, lanes, size)
+    assert chisquare(np.bincount(drawn, minlength=37)).pvalue > 1e-4
+    compiled = jax.jit(counter.with_replacement)(on_device(key), jnp.asarray(lanes), jnp.asarray(size))
+    np.testing.assert_array_equal(np.asarray(compiled), drawn)
+
+
+def test_folding_gives_other_keys():
+    base = counter.key_from(0, 7, 3)
+    keys = counter.fold(base, np.arange(100_000, dtype=np.uint32))
+    pairs = keys.high.astype(np.uint64) << np.uint64(32) | keys.low
+    assert len(np.unique(pairs)) == 100_000
+    assert counter.key_from(0, 7, 3) == counter.key_from(0, 7, 3)
+    assert counter.key_from(0, 7, 4) != counter.key_from(0, 7, 3)
