@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -302,3 +304,9 @@ def test_other_configurations_keep_the_contract_too(variant, updates):
     for name, check in testing.CHECKS.items():
         if name not in ("one_million_clients", "same_selections_in_other_processes"):
             check(policy)
+
+
+def test_the_page_runs():
+    page = (Path(__file__).parents[2] / "docs/policies/fedcor.md").read_text()
+    for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(block, {})

@@ -104,11 +104,13 @@ def select_greedy(
     count = min(count, columns.shape[1])
     if count <= 0:
         return np.empty(0, dtype=np.int64), np.empty(0)
-    if rule == "none" or noise == 0:
-        rule, noise = "prior", np.sqrt(_JITTER * np.einsum("ij,ij->j", columns, columns).max()) or 1.0
+    if rule != "observation" or noise == 0:
+        # With at least the jitter in it, b stays far above the rounding errors of the updates.
+        least = np.sqrt(_JITTER * np.einsum("ij,ij->j", columns, columns).max()) or 1.0
+        rule, noise = "prior", max(noise, least) if rule == "prior" else least
     covariance, variance = prior_moments(embedding, importance, noise, rule, candidates)
     alpha = np.maximum(confidence if candidates is None else confidence[candidates], _TINY)
-    extra, floor = (noise**2, _TINY) if rule == "observation" else (0.0, noise**2)
+    extra = noise**2 if rule == "observation" else 0.0
 
     spread = np.eye(len(columns))  # L
     direction = np.zeros(len(columns))  # g
@@ -127,7 +129,8 @@ def select_greedy(
                 a -= score
                 np.multiply(change, change, out=change)
                 b -= change
-            np.maximum(b, floor, out=b)
+            if extra:
+                np.maximum(b, _TINY, out=b)  # here it may fall to 0
             np.sqrt(b, out=score)
             if extra:
                 np.divide(score, b + extra, out=score)
