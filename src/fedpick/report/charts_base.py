@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.bench.store import open_store
 from fedpick.bench.store_read import FederationFacts, Reader
 from fedpick.report.analysis import PolicyResults, Results, RunResults, load_results
 from fedpick.report.charts_collect import RunTrace, collect
 
-__all__ = ["Chart", "Material", "Measure", "Section", "bytes_of", "line_data", "numbers", "read_material", "steps_of"]
+__all__ = [
+    "Chart",
+    "Material",
+    "Measure",
+    "Section",
+    "bytes_of",
+    "line_data",
+    "numbers",
+    "opened",
+    "read_material",
+    "steps_of",
+]
 
 _MOST_POINTS = 800
 AXES = ("round", "bytes", "seconds")
@@ -62,6 +76,19 @@ class Material:
     def shared_federation(self) -> FederationFacts | None:
         """Of the first run that has one."""
         return next(iter(self.federations.values()), None)
+
+
+@contextmanager
+def opened(store: Reader | str | Path) -> Iterator[Reader]:
+    """The store itself, or the one at a path or URL, closed again afterwards."""
+    if isinstance(store, Reader):
+        yield store
+        return
+    own = open_store(store)
+    try:
+        yield own
+    finally:
+        own.close()
 
 
 def read_material(store: Reader, experiment: str | int | None = None) -> Material:

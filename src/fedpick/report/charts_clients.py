@@ -42,9 +42,13 @@ def _weight_share(material: Material, run: RunResults) -> FloatArray:
     return weight / weight.sum() if weight.sum() > 0 else weight
 
 
+def _all_begun(material: Material) -> list[RunResults]:
+    return [run for policy in material.results.policies for run in material.begun(policy)]
+
+
 def frequency_chart(material: Material) -> Chart | None:
     """How often each client was chosen and how much weight it had; ranked, or client by client."""
-    first = next((run for policy in material.results.policies for run in material.begun(policy)), None)
+    first = next(iter(_all_begun(material)), None)
     federation = None if first is None else material.federations.get(first.run.id)
     if first is None or federation is None or federation.num_clients == 0:
         return None
@@ -63,18 +67,17 @@ def frequency_chart(material: Material) -> Chart | None:
                 single[policy.label] = numbers(_groups(value(material, runs[0])))
         measures.append({"key": key, "name": name, "ranked": ranked, "single": single})
     importance = federation.num_examples / max(federation.num_examples.sum(), 1e-300)
-    available = material.traces[first.run.id].available_per_client
-    for measure, name, reference in (
-        (measures[0], "available", available),
-        (measures[1], "share of all examples", importance),
-    ):
+    even = np.full(federation.num_clients, np.mean([_chosen(material, run).mean() for run in _all_begun(material)]))
+    for measure, name, reference in ((measures[0], "even choice", even), (measures[1], "its examples", importance)):
         measure["reference"] = {
             "name": name,
             "ranked": numbers(_groups(np.sort(reference)[::-1])),
             "single": numbers(_groups(reference)),
         }
     grouped = federation.num_clients > _MOST_POINTS
-    caption = "A flat line is an even choice; a steep one favours few. "
+    caption = (
+        "A flat line is an even choice; a steep one favours few. Dotted: all alike, or as many examples as each has. "
+    )
     if grouped:
         caption += f"Each of {_MOST_POINTS} points is the mean of {federation.num_clients / _MOST_POINTS:,.0f} clients."
     else:
@@ -180,7 +183,17 @@ def label_charts(material: Material) -> list[Chart | None]:
             return np.full(len(run.rounds["round"]), np.nan)
         return np.asarray(np.abs(trace.labels - population).sum(axis=1) / 2)
 
-    data = line_data(material, [Measure("distance", "distance to everybody's labels", distance)])
+    def distance_so_far(run: RunResults, trace: RunTrace) -> FloatArray:
+        population = _population(material.federations.get(run.run.id))
+        if trace.labels is None or population is None:
+            return np.full(len(run.rounds["round"]), np.nan)
+        known = np.asarray(np.isfinite(trace.labels).all(axis=1))
+        total = np.cumsum(np.where(known[:, None], trace.labels, 0.0), axis=0)
+        mean = total / np.maximum(np.cumsum(known), 1)[:, None]
+        return np.where(np.cumsum(known) > 0, np.abs(mean - population).sum(axis=1) / 2, np.nan)
+
+    measures = [Measure("so_far", "all cohorts so far", distance_so_far), Measure("distance", "each cohort", distance)]
+    data = line_data(material, measures)
     if data is None:
         return []
     views = []
@@ -193,9 +206,9 @@ def label_charts(material: Material) -> list[Chart | None]:
     return [
         Chart(
             key="label-distance",
-            title="How unlike everybody's the cohort's labels are",
-            caption="Total variation distance: 0 where a cohort has every label as often as the whole data, "
-            "1 where it has none of them in common.",
+            title="Distance to everybody's labels",
+            caption="Total variation distance: 0 where every label is as frequent as in the whole data, "
+            "1 where no label is common to both. The mean of all cohorts so far tells whether a policy evens out.",
             kind="lines",
             data=data,
         ),

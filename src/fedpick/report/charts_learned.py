@@ -139,16 +139,19 @@ def flat_map(vectors: FloatArray) -> tuple[str, FloatArray]:
         return "PCA", flat
     try:
         from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits
     except ModuleNotFoundError as error:
         from fedpick.core.errors import MissingDependency
 
         raise MissingDependency(
             "The map of clients needs scikit-learn. Install it with: pip install 'fedpick[report]'"
         ) from error
-    with warnings.catch_warnings():
+    # One thread: on a busy machine the threads of so small a problem spend their time waiting for each other.
+    with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore")
+        method = "exact" if len(vectors) <= 200 else "barnes_hut"
         perplexity = min(30.0, (len(vectors) - 1) / 4)
-        flat = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(vectors)
+        flat = TSNE(perplexity=perplexity, init="pca", random_state=0, method=method).fit_transform(vectors)
     return "t-SNE", np.asarray(flat, np.float64)
 
 

@@ -1,0 +1,222 @@
+"""Figures for papers: the charts of the report as PNG and SVG files, on white, in a column's width.
+
+    from fedpick.report import write_figures
+    write_figures("results/fedpick.sqlite", "figures")              # figures/accuracy.png, figures/accuracy.svg, ...
+
+The same data as the page draws (`charts`), drawn by matplotlib. The same store gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpick.bench.store_read import Experiment, Reader
+from fedpick.core.errors import InvalidInput, MissingDependency
+from fedpick.report.charts import sections_of
+from fedpick.report.charts_base import Chart, opened, read_material
+from fedpick.report.charts_palette import Style, styles_of
+from fedpick.report.figures_grids import draw_labels, draw_matrix, draw_points, draw_raster
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["FORMATS", "write_figures"]
+
+FORMATS = ("png", "svg", "pdf")
+_DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+_AXES = {"round": "round", "bytes": "megabytes sent, both ways", "seconds": "wall time in seconds"}
+_SCALES = {"round": 1.0, "bytes": 1e-6, "seconds": 1.0}
+_SETTINGS = {
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E6E6E3",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "svg.hashsalt": "fedpick",
+    "svg.fonttype": "none",
+    "figure.constrained_layout.use": True,
+}
+
+
+def write_figures(
+    store: Reader | str | Path,
+    folder: str | Path,
+    formats: Sequence[str] = ("png", "svg"),
+    experiment: Experiment | str | int | None = None,
+) -> list[Path]:
+    """Write every figure of one experiment (None: the latest) in every format; returns the files."""
+    unknown = [form for form in formats if form not in FORMATS]
+    if unknown:
+        raise InvalidInput(f"Figures are written as {', '.join(FORMATS)}. Got {unknown[0]!r}.")
+    try:
+        from matplotlib import rc_context
+    except ModuleNotFoundError as error:
+        raise MissingDependency("Figures need matplotlib. Install it with: pip install 'fedpick[report]'") from error
+    which = experiment.id if isinstance(experiment, Experiment) else experiment
+    with opened(store) as reader:
+        material = read_material(reader, which)
+        charts = [chart for section in sections_of(material) for chart in section.charts]
+    styles = styles_of([policy.label for policy in material.results.policies])
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    written = []
+    with rc_context(_SETTINGS):
+        for name, figure in _figures(charts, styles):
+            written += [_save(figure, target / f"{name}.{form}") for form in formats]
+    return written
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    # Neither version nor date in the file: the same picture stays the same.
+    unwanted = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}[path.suffix]
+    figure.savefig(path, dpi=200, metadata={unwanted: None})
+    return path
+
+
+def _blank(width: float = 3.5, height: float = 2.5, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # The object interface: no global state, no window, safe next to other figures.
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    return figure, list(grid.ravel())
+
+
+def _figures(charts: Sequence[Chart], styles: Mapping[str, Style]) -> Iterator[tuple[str, Figure]]:
+    """(file name, figure) for everything there is to draw."""
+    for chart in charts:
+        if chart.kind == "lines":
+            yield from _line_figures(chart, styles)
+        elif chart.kind == "bars":
+            yield from _bar_figures(chart, styles)
+        elif chart.kind == "clients":
+            yield from _client_figures(chart, styles)
+        elif chart.kind == "bounds":
+            yield chart.key, _bounds_figure(chart, styles)
+        else:
+            draw = _GRIDS[chart.kind]
+            for name, view in _first_views(chart):
+                figure, axes = _blank(*_SIZES[chart.kind])
+                draw(figure, axes[0], chart.data, view, styles[view["policy"]].light)
+                yield f"{chart.key}-{name}", figure
+
+
+_GRIDS: dict[str, Callable[..., None]] = {
+    "raster": draw_raster,
+    "labels": draw_labels,
+    "matrix": draw_matrix,
+    "points": draw_points,
+}
+_SIZES = {"raster": (7.0, 2.6), "labels": (7.0, 2.2), "matrix": (3.5, 3.1), "points": (3.5, 3.1)}
+
+
+def _first_views(chart: Chart) -> Iterator[tuple[str, dict[str, Any]]]:
+    """One view per policy: that of its first seed."""
+    seen: set[str] = set()
+    for view in chart.data["views"]:
+        if view["policy"] not in seen:
+            seen.add(view["policy"])
+            yield _file_name(view["policy"]), view
+
+
+def _file_name(text: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text).strip(".") or "policy"
+
+
+def _draw_line(axes: Axes, label: str, line: Mapping[str, Any], style: Style, x: str, dash: str | None = None) -> None:
+    across = [value * _SCALES[x] for value in line[x]]
+    mean = line["mean"]
+    marker = "o" if len(mean) == 1 else None
+    axes.plot(
+        across,
+        mean,
+        color=style.light,
+        linestyle=dash or _DASHES[style.dash],
+        linewidth=1.3,
+        label=label,
+        marker=marker,
+    )
+    if "sd" in line:
+        low = [value - spread for value, spread in zip(mean, line["sd"], strict=True)]
+        high = [value + spread for value, spread in zip(mean, line["sd"], strict=True)]
+        axes.fill_between(across, low, high, color=style.light, alpha=0.15, linewidth=0)
+
+
+def _line_figures(chart: Chart, styles: Mapping[str, Style]) -> Iterator[tuple[str, Figure]]:
+    for position, measure in enumerate(chart.data["measures"]):
+        for x in chart.data["axes"]:
+            figure, (axes,) = _blank()
+            for label, line in measure["series"].items():
+                _draw_line(axes, label, line, styles[label], x)
+            if measure["key"] == "accuracy":
+                for target in chart.data["targets"]:
+                    axes.axhline(target, color="#767676", linewidth=0.8, linestyle=":")
+            axes.set(xlabel=_AXES[x], ylabel=measure["name"])
+            if measure["percent"]:
+                axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+            axes.legend()
+            name = chart.key if position == 0 else f"{chart.key}-{_file_name(measure['key'])}"
+            yield (name if x == "round" else f"{name}-by-{x}"), figure
+
+
+def _bar_figures(chart: Chart, styles: Mapping[str, Style]) -> Iterator[tuple[str, Figure]]:
+    targets = chart.data["targets"]
+    for measure in chart.data["measures"]:
+        figure, (axes,) = _blank()
+        scale = 1e-6 if measure["key"] == "bytes" else 1.0
+        width = 0.8 / max(len(measure["series"]), 1)
+        for place, (label, cells) in enumerate(measure["series"].items()):
+            across = [index - 0.4 + width * (place + 0.5) for index in range(len(targets))]
+            heights = [(cell["mean"] or 0) * scale for cell in cells]
+            spread = [(cell["sd"] or 0) * scale for cell in cells]
+            axes.bar(across, heights, width * 0.92, color=styles[label].light, label=label)
+            for at, cell, height, error in zip(across, cells, heights, spread, strict=True):
+                if cell["mean"] is None:
+                    axes.text(at, 0, "N/A", ha="center", va="bottom", fontsize=6, rotation=90)
+                elif error:
+                    axes.errorbar(at, height, error, color="#333333", linewidth=0.8, capsize=1.5)
+        axes.set_xticks(range(len(targets)), targets)
+        axes.grid(axis="x", visible=False)
+        unit = "megabytes sent" if measure["key"] == "bytes" else measure["name"]
+        axes.set(xlabel="target accuracy", ylabel=unit, ylim=(0, None))
+        axes.legend()
+        yield f"{measure['key']}-to-target", figure
+
+
+def _client_figures(chart: Chart, styles: Mapping[str, Style]) -> Iterator[tuple[str, Figure]]:
+    ranks = [position + 1 for position in chart.data["positions"]]
+    for measure in chart.data["measures"]:
+        figure, (axes,) = _blank()
+        reference = measure["reference"]
+        axes.plot(ranks, reference["ranked"], color="#767676", linestyle=":", linewidth=1, label=reference["name"])
+        for label, values in measure["ranked"].items():
+            style = styles[label]
+            axes.plot(ranks, values, color=style.light, linestyle=_DASHES[style.dash], linewidth=1.3, label=label)
+        axes.set(xlabel="clients, most often chosen first", ylabel=measure["name"], ylim=(0, None))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+        axes.legend()
+        yield f"frequency-{measure['key']}", figure
+
+
+def _bounds_figure(chart: Chart, styles: Mapping[str, Style]) -> Figure:
+    series = {measure["key"]: measure["series"] for measure in chart.data["measures"]}
+    figure, (above, below) = _blank(height=3.2, rows=2)
+    for label, line in series["epsilon_opt"].items():
+        _draw_line(above, f"{label}: $\\epsilon_{{opt}}$", line, styles[label], "round", "-")
+    for label, line in series["epsilon_bias"].items():
+        _draw_line(above, f"{label}: $\\epsilon_{{bias}}$", line, styles[label], "round", ":")
+    for label, line in series["excluded"].items():
+        _draw_line(below, label, line, styles[label], "round")
+    above.legend()
+    below.set(xlabel="round", ylabel="clients left out")
+    return figure
