@@ -129,6 +129,15 @@ def test_a_run_begun_by_another_version_is_not_mixed(tmp_path, monkeypatch):
     assert "begun with fedpick" in next(iter(report.failures.values()))
 
 
+def test_a_run_begun_with_another_split_of_the_work_is_not_mixed(tmp_path):
+    store, _ = complete(tmp_path, spec=tiny_spec(["md"], rounds=5, seeds=1))
+    with store.writing() as connection:
+        manifest = connection.scalar(sa.select(tables.runs.c.manifest))
+        connection.execute(tables.runs.update(), {"manifest": manifest.replace('"tiny"', '"4 shards"')})
+    _, report = complete(tmp_path, spec=tiny_spec(["md"], rounds=6, seeds=1))
+    assert "begun with the simulator" in report.failures["md, seed 0"]
+
+
 def test_two_at_the_same_run_are_noticed(tmp_path):
     store, report = complete(tmp_path, spec=tiny_spec(["uniform"], rounds=5, seeds=1))
     run_id = store.runs(report.experiment.id)[0].id

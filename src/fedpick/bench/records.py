@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import math
@@ -28,7 +29,9 @@ __all__ = [
     "mask_from",
     "pack_checkpoint",
     "split_diagnostics",
+    "to_json",
     "unpack_checkpoint",
+    "utc_now",
 ]
 
 LARGEST_ARRAY = 4_000_000
@@ -129,6 +132,16 @@ def split_diagnostics(diagnostics: Mapping[str, Any]) -> tuple[str, dict[str, ND
         else:
             plain[name] = _plain(value)
     return json.dumps(plain, sort_keys=True), found
+
+
+def to_json(value: Any) -> str:
+    """Any nest of plain values and NumPy numbers as strict JSON; what JSON has no word for becomes null or text."""
+    return json.dumps(_plain(value), sort_keys=True, allow_nan=False)
+
+
+def utc_now() -> str:
+    """The moment, for people."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _plain(value: Any) -> Any:

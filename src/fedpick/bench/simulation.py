@@ -77,15 +77,14 @@ def _seeded(section: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 
 def _data_texts(settings: Mapping[str, Any]) -> tuple[str, str]:
+    """What decides the federation, as keys for the caches."""
     seed = settings["seed"]
     dataset = dict(settings["data"])
     if "seed" in inspect.signature(_loader(dataset["name"])).parameters:
         dataset = _seeded(dataset, seed)
     else:
         dataset.pop("seed", None)
-    texts = (json.dumps(each, sort_keys=True) for each in (dataset, _seeded(settings["partition"], seed)))
-    first, second = texts
-    return first, second
+    return json.dumps(dataset, sort_keys=True), json.dumps(_seeded(settings["partition"], seed), sort_keys=True)
 
 
 def _clients_and_trace(settings: Mapping[str, Any], federation: Federation) -> tuple[Any, Any]:

@@ -42,7 +42,6 @@ are written less often; rows beyond the last checkpoint are then dropped on resu
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -62,6 +61,7 @@ from fedpick.bench.records import (
     index_bytes,
     mask_bytes,
     split_diagnostics,
+    utc_now,
 )
 from fedpick.bench.spec import Spec
 from fedpick.bench.store_read import Reader
@@ -187,7 +187,7 @@ class Store(Reader):
                 "title": spec.title,
                 "spec": json.dumps(spec.to_dict()),
                 "touched": touched,
-                "touched_at": _now(),
+                "touched_at": utc_now(),
             }
             found = connection.scalar(sa.select(tables.experiments.c.id).where(tables.experiments.c.hash == spec.hash))
             if found is None:
@@ -309,10 +309,6 @@ def _insert(connection: sa.Connection, table: sa.Table, **values: Any) -> int:
 
 def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _round_row(record: RoundRecord) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import platform
 import time
@@ -12,8 +11,9 @@ from importlib import metadata
 from typing import Any
 
 import fedpick
+from fedpick.bench.records import to_json, utc_now
 from fedpick.bench.simulation import Simulation
-from fedpick.bench.store import Store, StoreError, _now
+from fedpick.bench.store import Store, StoreError
 from fedpick.core.errors import StateFileError
 from fedpick.core.registry import parameters
 
@@ -43,7 +43,7 @@ def manifest_of(simulation: Simulation) -> dict[str, Any]:
         "processor": platform.processor(),
         "cores": os.cpu_count(),
     }
-    return {"versions": versions, "host": host, "started_at": _now(), **simulation.facts}
+    return {"versions": versions, "host": host, "started_at": utc_now(), **simulation.facts}
 
 
 def work(
@@ -60,8 +60,8 @@ def work(
     try:
         simulation = _builder(build)(run.settings)
         done, content = store.resume(run_id)
-        _refuse_other_version(run.manifest, content)
         if content is not None:
+            _refuse_other_makers(run.manifest, simulation)
             simulation.restore(content)
         _describe(store, run_id, simulation, run.manifest)
         status = "done" if done >= rounds else _rounds(store, run_id, simulation, rounds, should_stop, on_round)
@@ -75,13 +75,20 @@ def work(
     return status
 
 
-def _refuse_other_version(manifest: Mapping[str, Any], content: bytes | None) -> None:
+def _refuse_other_makers(manifest: Mapping[str, Any], simulation: Simulation) -> None:
+    """One run, one way to compute it: another version, or another split of the work, would give other rows."""
     begun = manifest.get("versions", {}).get("fedpick")
-    if content is not None and begun not in (None, fedpick.__version__):
+    if begun not in (None, fedpick.__version__):
         raise StoreError(
             f"This run was begun with fedpick {begun}; this is {fedpick.__version__}. Go on with that version, or "
             "start the run over with --restart."
         )
+    for name, fact in simulation.facts.items():
+        if name in manifest and to_json(manifest[name]) != to_json(fact):
+            raise StoreError(
+                f"This run was begun with the {name} {to_json(manifest[name])}; here it is {to_json(fact)}. Go on on a "
+                "machine like the first (shards follow its cores), or start the run over with --restart."
+            )
 
 
 def _describe(store: Store, run_id: int, simulation: Simulation, manifest: Mapping[str, Any]) -> None:
@@ -89,10 +96,10 @@ def _describe(store: Store, run_id: int, simulation: Simulation, manifest: Mappi
     store.update_run(
         run_id,
         federation_id=store.put_federation(row.pop("key"), **row),
-        parameters=json.dumps(parameters(simulation.policy), default=str),
+        parameters=to_json(parameters(simulation.policy)),
         reference=type(simulation.policy).reference,
         model_bytes=simulation.model_bytes,
-        manifest=json.dumps(manifest or manifest_of(simulation), default=str),
+        manifest=to_json(manifest or manifest_of(simulation)),
         status="running",
         error=None,
     )
