@@ -220,7 +220,7 @@ def correlation(embedding: Floats) -> Floats:
     """(N, N) Pearson correlations x_i'x_k / (|x_i| |x_k|); N x N, for pictures of small federations only."""
     length = np.sqrt(np.einsum("ij,ij->j", embedding, embedding))
     unit = np.divide(embedding, length, out=np.zeros_like(embedding), where=length > 0)
-    matrix = unit.T @ unit
+    matrix: Floats = unit.T @ unit
     np.fill_diagonal(matrix, 1.0)
     return matrix
 
@@ -259,46 +259,41 @@ def fit(
     its step, and its share of the sums for the next iteration.
     """
     evidence = _evidence(samples, weights, noise, mean)
-    columns = slice(None) if evidence.columns is None else evidence.columns
-    x = np.array(embedding[:, columns], order="C")
-    first, second = np.zeros_like(x), np.zeros_like(x)
-    moments = _no_moments(evidence, len(x))
-    for part in _blocks(x.shape[1]):
-        _accumulate(moments, x[:, part], evidence, part)
+    rank, count = len(embedding), evidence.residuals.shape[1]
+    parts = list(_blocks(count))
+    # Every block is an array of its own: contiguous memory makes the passes nearly twice as fast.
+    if evidence.columns is None:
+        blocks = [np.array(embedding[:, part], order="C") for part in parts]
+    else:
+        blocks = [np.array(embedding[:, evidence.columns[part]], order="C") for part in parts]
+    first, second = ([np.zeros_like(x) for x in blocks] for _ in range(2))
+    moments = _no_moments(evidence, rank)
+    for x, part in zip(blocks, parts, strict=True):
+        _accumulate(moments, x, evidence, part)
     before, slopes = _slopes(moments, evidence)
     after = before
     for iteration in range(1, iterations + 1):
-        moments = _no_moments(evidence, len(x))
+        moments = _no_moments(evidence, rank)
         unbias = np.sqrt((1 - 0.999**iteration) / (1 - 0.999))
         rate = learning_rate * unbias * (1 - 0.9) / (1 - 0.9**iteration)
         damping = 1e-8 * unbias
-        for part in _blocks(x.shape[1]):
-            _climb(x[:, part], first[:, part], second[:, part], evidence, part, slopes, rate, damping)
-            _accumulate(moments, x[:, part], evidence, part)
+        for x, momentum, scale, part in zip(blocks, first, second, parts, strict=True):
+            _climb(x, momentum, scale, _gradient(x, evidence, part, slopes), rate, damping)
+            _accumulate(moments, x, evidence, part)
         after, slopes = _slopes(moments, evidence)
-    if evidence.columns is None:
-        return Fit(x, before, after)
+    del first, second  # before the result takes its memory
     learned = embedding.copy()
-    learned[:, evidence.columns] = x
+    learned[:, slice(None) if evidence.columns is None else evidence.columns] = np.concatenate(blocks, axis=1)
     return Fit(learned, before, after)
 
 
-def _climb(
-    x: Floats,
-    first: Floats,
-    second: Floats,
-    evidence: _Evidence,
-    part: slice,
-    slopes: _Slopes,
-    rate: float,
-    damping: float,
-) -> None:
+def _climb(x: Floats, first: Floats, second: Floats, gradient: Floats, rate: float, damping: float) -> None:
     """One step of Adam, in place, with as few passes over the arrays as there can be.
 
     `first` and `second` are the running sums of the gradient and its square without their factors 1 - 0.9 and
-    1 - 0.999; those and the corrections for the start from zero are folded into `rate` and `damping`.
+    1 - 0.999; those and the corrections for the start from zero are folded into `rate` and `damping`. The gradient is
+    used up.
     """
-    gradient = _gradient(x, evidence, part, slopes)
     first *= 0.9
     first += gradient
     np.multiply(gradient, gradient, out=gradient)
