@@ -70,6 +70,13 @@ def test_run_prints_tables_and_goes_on(fedpick, tmp_path):
     assert len(out.splitlines()) == 2
     code, out, _ = fedpick("report", "-e", "1", "--format", "markdown", "--no-html")
     assert "| uniform |" in out
+    code, out, err = fedpick("report", "--figures", "figures", "--figure-formats", "svg")
+    assert code == 0, err
+    assert "files in figures" in out
+    page = next((tmp_path / "results").glob("small-*.html"))
+    assert f"Report: {page.relative_to(tmp_path)}" in out
+    assert "small" in page.read_text()
+    assert list((tmp_path / "figures").glob("*.svg"))
 
 
 def test_json_lines(fedpick):

@@ -268,6 +268,8 @@ def report(
         Path | None, typer.Option("--output", "-o", help="The HTML file; default: beside the store.")
     ] = None,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write the HTML report.")] = True,
+    figures: Annotated[Path | None, typer.Option(help="Also write the figures for papers into this folder.")] = None,
+    figure_formats: Annotated[str, typer.Option(help="Of the figures: png, svg, pdf, by commas.")] = "png,svg",
     list_all: Annotated[bool, typer.Option("--list", help="Only list the experiments in the store.")] = False,
 ) -> None:
     """Tables, figures and the HTML report of an experiment, from the store."""
@@ -289,3 +291,8 @@ def report(
         typer.echo(tables.render(tables.tables_of(analysis.load_results(opened, chosen), window), form), nl=False)
     if html and (path := _write_html(opened, chosen, output, window)):
         typer.echo(f"Report: {path}", err=form != "terminal")
+    if figures is not None:
+        from fedpick.report.figures import write_figures
+
+        written = write_figures(opened, figures, names_list(figure_formats) or [], chosen)
+        typer.echo(f"Figures: {len(written)} files in {figures}", err=form != "terminal")
