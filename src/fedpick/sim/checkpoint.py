@@ -46,7 +46,8 @@ def write_checkpoint(path: Path, trees: Mapping[str, Any], plain: Mapping[str, A
 def read_checkpoint(path: Path, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The (trees, plain values) that were written; the trees must have the structure and shapes of `like`."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # From memory: numpy leaves the file open when it turns out to be damaged.
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise StateFileError(f"There is no saved simulator at {path}.") from error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from fedpick.core.rng import Purpose
 from fedpick.sim import counter, engine
 from fedpick.sim.engine import Cohort, bucket
 from fedpick.sim.local import LocalTraining
-from fedpick.sim.rows import Rows
+from fedpick.sim.rows import Rows, shaped
 from fedpick.sim.server import ServerStep
 from fedpick.sim.tasks import Task
 
@@ -32,21 +33,46 @@ def _threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix="fedpick-shard")
 
 
+@lru_cache(maxsize=64)
+def _training_programs(
+    task: Task, shape: tuple[int, ...], local: LocalTraining, server: ServerStep, batch: int, group: int
+) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """A whole round, a piece of a cohort, and the server step; shared by all simulators with these settings."""
+    task = shaped(task, shape)
+    return (
+        jax.jit(engine.round_program(task, local, server, batch, group)),
+        jax.jit(engine.cohort_program(task, local, batch, group)),
+        jax.jit(engine.server_program(server)),
+    )
+
+
+@lru_cache(maxsize=64)
+def _measuring_programs(task: Task, shape: tuple[int, ...]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """All rows, and chosen rows."""
+    task = shaped(task, shape)
+    block = task.evaluation_batch
+    return (
+        jax.jit(engine.measure_program(task, block, gathered=False)),
+        jax.jit(engine.measure_program(task, block, gathered=True)),
+    )
+
+
 class Programs:
-    """Compiled once per simulator, for any cohort."""
+    """What a simulator runs, for any cohort."""
 
     def __init__(
         self, task: Task, local: LocalTraining, server: ServerStep, rows: Rows, shards: int, group: int
     ) -> None:
-        self.task, self.local, self.rows = task, local, rows
+        self.local, self.rows = local, rows
         self.shards, self.group = shards, group
         largest = int(rows.sizes.max(initial=1))
         self.batch = max(largest, 1) if local.batch_size is None else local.batch_size
-        self._round = jax.jit(engine.round_program(task, local, server, self.batch, group))
-        self._cohort = jax.jit(engine.cohort_program(task, local, self.batch, group))
-        self._server = jax.jit(engine.server_program(server))
-        self._whole = jax.jit(engine.measure_program(task, task.evaluation_batch, gathered=False))
-        self._gathered = jax.jit(engine.measure_program(task, task.evaluation_batch, gathered=True))
+        # Learning rates are arguments of the programs, so they do not tell programs apart.
+        self._round, self._cohort, self._server = _training_programs(
+            task, rows.shape, replace(local, lr=1.0), replace(server, lr=1.0), self.batch, group
+        )
+        self._whole, self._gathered = _measuring_programs(task, rows.shape)
+        self.task = shaped(task, rows.shape)
         self._vector_programs: dict[Any, Callable[..., Array]] = {}
 
     def cohort(

@@ -26,7 +26,7 @@ from fedpick.sim.checkpoint import read_checkpoint, write_checkpoint
 from fedpick.sim.devices import default_shards, require_jax
 from fedpick.sim.faults import FaultDraw, Faults
 from fedpick.sim.local import LocalTraining
-from fedpick.sim.rows import Rows, segment_means, shaped
+from fedpick.sim.rows import Rows, segment_means
 from fedpick.sim.server import ServerStep
 from fedpick.sim.tasks import Task
 
@@ -106,7 +106,7 @@ class Simulator:
         self.round = 0
         self.counters = Counters()
         self.timings = Timings()
-        self.programs = Programs(shaped(task, self.rows.shape), local, self.server, self.rows, self.shards, self.group)
+        self.programs = Programs(task, local, self.server, self.rows, self.shards, self.group)
         self._sent = np.full(len(self.clients), -1, np.int64)
 
     @property

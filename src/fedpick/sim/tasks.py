@@ -58,6 +58,9 @@ _TASKS: dict[str, tuple[str, str]] = {
 }
 
 
+_BUILT: dict[tuple[str, str], Task] = {}
+
+
 def names() -> tuple[str, ...]:
     """The tasks there are."""
     return tuple(sorted(_TASKS))
@@ -80,5 +83,8 @@ def get(name: str, **options: Any) -> Task:
     known = inspect.signature(builder).parameters
     if unknown := sorted(set(options) - set(known)):
         raise InvalidInput(f"The task {name!r} has the options {', '.join(known)}. Got {', '.join(unknown)}.")
-    task: Task = builder(**options)
-    return task
+    # The same task is the same object: programs compiled for it are then shared by all simulators of a process.
+    key = (name, repr(sorted(options.items())))
+    if key not in _BUILT:
+        _BUILT[key] = builder(**options)
+    return _BUILT[key]
