@@ -139,7 +139,7 @@ def flat_map(vectors: FloatArray) -> tuple[str, FloatArray]:
         return "PCA", flat
     try:
         from sklearn.manifold import TSNE
-        from threadpoolctl import threadpool_limits
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
         from fedpick.core.errors import MissingDependency
 

@@ -29,7 +29,7 @@ FORMATS = ("png", "svg", "pdf")
 _DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 _AXES = {"round": "round", "bytes": "megabytes sent, both ways", "seconds": "wall time in seconds"}
 _SCALES = {"round": 1.0, "bytes": 1e-6, "seconds": 1.0}
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 9,
     "axes.spines.top": False,
@@ -95,6 +95,8 @@ def _blank(width: float = 3.5, height: float = 2.5, rows: int = 1, columns: int 
 def _figures(charts: Sequence[Chart], styles: Mapping[str, Style]) -> Iterator[tuple[str, Figure]]:
     """(file name, figure) for everything there is to draw."""
     for chart in charts:
+        if chart.key == "diagnostics":
+            continue  # for exploring, on the page
         if chart.kind == "lines":
             yield from _line_figures(chart, styles)
         elif chart.kind == "bars":
@@ -122,11 +124,13 @@ _SIZES = {"raster": (7.0, 2.6), "labels": (7.0, 2.2), "matrix": (3.5, 3.1), "poi
 
 def _first_views(chart: Chart) -> Iterator[tuple[str, dict[str, Any]]]:
     """One view per policy: that of its first seed."""
-    seen: set[str] = set()
+    seen: dict[str, str] = {}
     for view in chart.data["views"]:
         if view["policy"] not in seen:
-            seen.add(view["policy"])
-            yield _file_name(view["policy"]), view
+            name = _file_name(view["policy"])
+            # Labels that differ only in what a file name cannot hold.
+            seen[view["policy"]] = name if name not in seen.values() else f"{name}-{len(seen) + 1}"
+            yield seen[view["policy"]], view
 
 
 def _file_name(text: str) -> str:
@@ -189,7 +193,7 @@ def _bar_figures(chart: Chart, styles: Mapping[str, Style]) -> Iterator[tuple[st
         axes.grid(axis="x", visible=False)
         unit = "megabytes sent" if measure["key"] == "bytes" else measure["name"]
         axes.set(xlabel="target accuracy", ylabel=unit, ylim=(0, None))
-        axes.legend()
+        figure.legend(loc="outside upper center", ncols=4)
         yield f"{measure['key']}-to-target", figure
 
 

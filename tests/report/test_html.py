@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from report_store import HOSTILE, make_spec, make_store
+
+from fedpick.core.errors import InvalidInput
+from fedpick.report import write_figures, write_report
+from fedpick.report.analysis import rounds_to_target
+from fedpick.report.charts import sections_of
+from fedpick.report.charts_base import numbers, read_material
+from fedpick.report.charts_collect import CHOSEN, FAILED
+from fedpick.report.charts_learned import cluster_order, flat_map
+from fedpick.report.charts_palette import styles_of
+from fedpick.report.html_parts import spec_toml
+
+
+def charts_of(store):
+    return {chart.key: chart for section in sections_of(read_material(store)) for chart in section.charts}
+
+
+def content_of(path):
+    text = path.read_text(encoding="utf-8")
+    return json.loads(re.search(r'id="fedpick-data">(.*?)</script>', text, re.S).group(1))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    made = make_store(tmp_path_factory.mktemp("store") / "toy.sqlite")
+    yield made
+    made.close()
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(store, tmp_path):
+    path = write_report(store, tmp_path / "deep" / "report.html")
+    text = path.read_text(encoding="utf-8")
+    assert list(path.parent.iterdir()) == [path]
+    addresses = []
+
+    class Addresses(HTMLParser):
+        def handle_starttag(self, tag, attributes):
+            values = dict(attributes)
+            addresses.extend(values[name] for name in ("src", "href", "data", "poster") if name in values)
+
+    Addresses().feed(text)
+    assert addresses and all(address.startswith(("#", "data:,")) for address in addresses)
+    assert "default-src 'none'" in text
+    assert len(text) < 6_500_000
+
+
+def test_every_chart_is_there_with_a_place_a_title_and_a_sentence(store, tmp_path):
+    text = write_report(store, tmp_path / "r.html").read_text(encoding="utf-8")
+    keys = [chart["key"] for chart in content_of(tmp_path / "r.html")["charts"]]
+    assert keys == [
+        *("accuracy", "loss", "targets", "frequency", "fairness", "raster", "weight", "label-distance", "labels"),
+        *("correlation", "embedding", "bounds", "diagnostics"),
+    ]
+    for key in keys:
+        assert f'id="plot-{key}"' in text
+        assert re.search(rf'id="title-{key}">[^<]+<', text)
+        assert re.search(rf'id="caption-{key}">[^<]+\.<', text)
+
+
+def test_settings_seeds_versions_commands_and_citations_are_there(store, tmp_path):
+    text = write_report(store, tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "log-normal (beta = 0.5)" in text
+    assert "fedpick run experiment.toml" in text
+    assert store.experiment().hash in text
+    assert "@misc{fedcor, title = {A &amp; B}}" in text
+    assert "<dt>fedpick</dt><dd>0.1.0</dd>" in text
+
+
+def test_lines_are_means_and_deviations_over_the_seeds(store):
+    material = read_material(store)
+    chart = charts_of(store)["accuracy"]
+    policy = material.results.policies[1]
+    runs = np.stack([run.rounds["accuracy"] for run in policy.runs])
+    line = chart.data["measures"][0]["series"]["fedcor"]
+    np.testing.assert_allclose(line["mean"], runs.mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(line["sd"], runs.std(axis=0, ddof=1), rtol=1e-3)
+    assert line["round"] == list(range(1, 31))
+    assert line["bytes"] == [3000 * step for step in range(1, 31)]
+    np.testing.assert_allclose(line["seconds"], 0.012 * np.arange(1, 31), rtol=1e-4)
+
+
+def test_bars_are_those_of_the_tables(store):
+    material = read_material(store)
+    cells = charts_of(store)["targets"].data["measures"][0]["series"]["uniform"]
+    wanted = [rounds_to_target(run, 0.5) for run in material.results.policies[0].runs]
+    assert cells[0] == {
+        "mean": numbers(np.mean(wanted)), "sd": numbers(np.std(wanted, ddof=1)), "reached": 2, "seeds": 2,
+    }  # fmt: skip
+
+
+def test_fairness_weights_and_rasters_against_the_plain_definitions(store):
+    material = read_material(store)
+    run = material.results.policies[0].runs[0]
+    trace = material.traces[run.run.id]
+    rows = list(store.selections(run.run.id))
+    counts = np.zeros(40)
+    for step, row in enumerate(rows):
+        counts[row.clients] += 1
+        assert trace.jain[step] == pytest.approx(counts.sum() ** 2 / (40 * (counts**2).sum()))
+        assert trace.variance[step] == pytest.approx(counts.var())
+        assert trace.coverage[step] == pytest.approx((counts > 0).mean())
+        column = trace.raster.exact[:, step]
+        np.testing.assert_array_equal(np.flatnonzero(column >= CHOSEN), np.sort(row.clients))
+        np.testing.assert_array_equal(np.flatnonzero(column == FAILED), np.sort(row.clients[~row.completed]))
+        assert trace.effective[step] == pytest.approx(row.completed.sum())
+        mix = store.federation(run.run.federation_id).label_histogram[row.clients[row.completed]].sum(axis=0)
+        np.testing.assert_allclose(trace.labels[step], mix / mix.sum())
+
+
+def test_clusters_become_neighbours():
+    groups = np.array([0, 1, 2, 0, 1, 2, 0, 1])
+    order = cluster_order((groups[:, None] == groups).astype(float))
+    assert np.count_nonzero(np.diff(groups[order])) == 2
+
+
+def test_maps_of_few_clients_are_principal_components():
+    vectors = np.outer(np.arange(5.0), np.ones(4))
+    name, flat = flat_map(vectors)
+    assert name == "PCA"
+    np.testing.assert_allclose(np.abs(flat[:, 0]), np.abs(2 * (np.arange(5) - 2)), atol=1e-12)
+    np.testing.assert_allclose(flat[:, 1], 0, atol=1e-12)
+    assert flat_map(np.random.default_rng(0).normal(size=(40, 5)))[0] == "t-SNE"
+
+
+def test_colours_belong_to_policies_and_repeat_in_another_line_style():
+    styles = styles_of([f"p{index}" for index in range(20)])
+    assert len({(style.light, style.dash) for style in styles.values()}) == 20
+    assert len({style.light for style in list(styles.values())[:8]}) == 8
+
+
+def test_colours_can_be_seen_on_their_page():
+    def luminance(colour):
+        parts = np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+        return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
+
+    for style in styles_of(range(8)).values():
+        assert 1.05 / (luminance(style.light) + 0.05) >= 3
+        assert (luminance(style.dark) + 0.05) / (luminance("#161d24") + 0.05) >= 3
+
+
+def test_labels_and_titles_are_text_never_markup(tmp_path):
+    spec = make_spec((HOSTILE, "uniform"), rounds=3, title=HOSTILE)
+    with_store = make_store(tmp_path / "s.sqlite", spec)
+    path = write_report(with_store, tmp_path / "r.html")
+    text = path.read_text(encoding="utf-8")
+    assert "<i>a" not in text
+    assert content_of(path)["policies"][0]["label"] == HOSTILE
+    files = write_figures(with_store, tmp_path / "figures", formats=("png",))
+    assert {file.parent for file in files} == {tmp_path / "figures"}
+    with_store.close()
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_stores_with_next_to_nothing(tmp_path, rounds, seeds):
+    made = make_store(tmp_path / "s.sqlite", make_spec(("fedcor", "ca-fed"), seeds=seeds, targets=()), done=rounds)
+    text = write_report(made, tmp_path / "r.html").read_text(encoding="utf-8")
+    assert ("nothing to draw" in text) == (rounds == 0)
+    assert bool(content_of(tmp_path / "r.html")["charts"]) == (rounds > 0)
+    assert bool(write_figures(made, tmp_path / "figures", formats=("svg",))) == (rounds > 0)
+    made.close()
+
+
+def test_unfinished_and_failed_runs_are_named_and_lines_stop_where_seeds_differ(tmp_path):
+    made = make_store(tmp_path / "s.sqlite", make_spec(("uniform",)), done=lambda run: 10 + 5 * run.seed)
+    made.update_run(made.runs(1)[0].id, error="ValueError: <oops>")
+    text = write_report(made, tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "Not finished: uniform, seed 0 (10 of 30 rounds)" in text
+    assert "ValueError: &lt;oops&gt;" in text
+    assert len(charts_of(made)["accuracy"].data["measures"][0]["series"]["uniform"]["mean"]) == 10
+    made.close()
+
+
+def test_evaluations_now_and_then(tmp_path):
+    made = make_store(tmp_path / "s.sqlite", make_spec(("uniform",)), every=7)
+    line = charts_of(made)["accuracy"].data["measures"][0]["series"]["uniform"]
+    assert line["round"] == [7, 14, 21, 28]
+    made.close()
+
+
+def test_a_million_clients_make_no_larger_file(tmp_path):
+    spec = make_spec(("uniform",), seeds=1, rounds=3, budget=1000)
+    made = make_store(tmp_path / "s.sqlite", spec, num_clients=1_000_000, num_classes=10)
+    path = write_report(made, tmp_path / "r.html")
+    assert path.stat().st_size < 5_500_000
+    raster = charts_of(made)["raster"].data["views"][0]
+    assert raster["available"]["shape"] == [100, 3]
+    trace = next(iter(read_material(made).traces.values()))
+    assert trace.raster.chosen.sum(axis=0) == pytest.approx([1000] * 3)
+    assert trace.raster.available.mean() == pytest.approx(0.6, abs=0.01)
+    made.close()
+
+
+def test_experiments_are_found_by_hash_and_unknown_ones_refused(store, tmp_path):
+    write_report(store, tmp_path / "r.html", store.experiment().hash[:8])
+    write_report(store, tmp_path / "r.html", store.experiment())
+    with pytest.raises(InvalidInput, match="no experiment 'nothing'"):
+        write_report(store, tmp_path / "r.html", "nothing")
+    with pytest.raises(InvalidInput, match="Got 'jpeg'"):
+        write_figures(store, tmp_path, formats=("jpeg",))
+
+
+def test_the_spec_on_the_page_is_the_spec(store):
+    spec = store.experiment().spec
+    assert tomllib.loads(spec_toml(spec)) == {key: value for key, value in spec.items() if value != {}}
+    nested = {
+        "local": {"lr": {"initial": 0.1, "milestones": [1, 2]}},
+        "policies": [{"name": "a b", "x": True, "y": 1e-9}],
+    }
+    assert tomllib.loads(spec_toml(nested)) == nested
+
+
+def test_figures_for_papers_are_the_same_every_time(tmp_path):
+    made = make_store(tmp_path / "s.sqlite", make_spec(("fedcor",), seeds=2, rounds=8, targets=(0.3,)), num_clients=12)
+    files = {path.name: path.read_bytes() for path in write_figures(made, tmp_path / "one")}
+    again = {path.name: path.read_bytes() for path in write_figures(made, tmp_path / "two", formats=("svg",))}
+    assert again == {name: content for name, content in files.items() if name.endswith(".svg")}
+    for expected in ("accuracy.png", "accuracy-by-bytes.svg", "rounds-to-target.svg", "correlation-fedcor.png"):
+        assert len(files[expected]) > 1000
+    made.close()
+
+
+def test_the_report_needs_no_simulator(store, tmp_path):
+    code = (
+        "import sys; from fedpick.report import write_report; write_report(sys.argv[1], sys.argv[2]);"
+        "print(sorted({'jax', 'flwr', 'ray', 'fedpick.sim', 'matplotlib'} & set(sys.modules)))"
+    )
+    where = [str(store.engine.url.database), str(tmp_path / "r.html")]
+    assert subprocess.check_output([sys.executable, "-c", code, *where], text=True).strip() == "[]"
