@@ -157,4 +157,5 @@ def _distances(values: FloatArray, multiplicity: IntArray, rule: GraphRule) -> F
 
 def _directions(features: FloatArray) -> FloatArray:
     length = np.sqrt((features**2).sum(axis=1, keepdims=True))
-    return np.divide(features, length, out=np.zeros_like(features), where=length > 0)
+    unit: FloatArray = np.divide(features, length, out=np.zeros_like(features), where=length > 0)
+    return unit
