@@ -69,7 +69,8 @@ def test_the_picks_equal_those_of_the_dense_algorithm(rule):
         np.testing.assert_allclose(our_gains, gains, rtol=1e-5, atol=1e-9 * np.abs(gains).max(initial=0))
 
 
-def test_without_noise_the_picks_beyond_the_rank_are_those_of_the_jittered_covariance():
+def test_without_noise_a_cohort_beyond_the_rank_is_well_defined():
+    """Up to the rank the picks are those of the jittered covariance; after it everybody is picked once, finitely."""
     for seed in range(100):
         _, embedding, importance, alpha, _ = problem(seed)
         count = embedding.shape[1]
