@@ -14,6 +14,7 @@ import pytest
 
 import fedpick
 from fedpick import Clients, Outcome, Policy, Probe, Selection, Session, Signal
+from fedpick.core import state as states
 from fedpick.core.errors import InvalidInput, InvalidSelection, MissingSignal, OutOfOrder, StateFileError
 from fedpick.core.state import derived, per_client
 
@@ -262,3 +263,47 @@ def test_a_kill_at_any_moment_leaves_a_state_that_loads(tmp_path, attempt):
     assert session.round >= reached  # what save() confirmed is there; at most the next round is, too
     assert session.round <= reached + 1
     session.ask(budget=3)
+
+
+def test_a_crash_while_a_grown_table_is_saved_leaves_the_previous_state(tmp_path, monkeypatch):
+    """The round is the same before and after the growth, so the round alone must not name a file."""
+    session = Session(Recorder(probes=False), CLIENTS)
+    session.tell(done(session, session.ask(budget=2)))
+    session.save(tmp_path)
+    session.grow(Clients(num_examples=np.ones(9)))
+    write = states.write_atomically
+
+    def crash_before_the_manifest(target, content):
+        if target.suffix == ".json":
+            raise KeyboardInterrupt
+        write(target, content)
+
+    monkeypatch.setattr(states, "write_atomically", crash_before_the_manifest)
+    with pytest.raises(KeyboardInterrupt):
+        session.save(tmp_path)
+    loaded = Session.load(tmp_path, policy=Recorder(probes=False))
+    assert len(loaded.clients) == len(loaded.state.counts) == 6
+
+
+def test_a_state_is_not_given_to_another_policy(tmp_path):
+    Session(fedpick.policies.get("rpow-d", num_candidates=4), CLIENTS).save(tmp_path)
+    with pytest.raises(StateFileError, match="is of the policy 'rpow-d', but 'uniform' was passed"):
+        Session.load(tmp_path, policy=fedpick.policies.get("uniform"))
+    with pytest.raises(StateFileError, match="num_candidates was 4, now 5"):
+        Session.load(tmp_path, policy=fedpick.policies.get("rpow-d", num_candidates=5))
+    Session.load(tmp_path, policy=fedpick.policies.get("rpow-d", num_candidates=4))
+
+
+def test_numbers_of_numpy_can_be_saved_and_other_objects_are_refused(tmp_path):
+    policy = fedpick.policies.get("fedcor", dimension=np.int64(3), theta=np.float32(0.5))
+    Session(policy, CLIENTS, np.int64(7)).save(tmp_path)
+    assert Session.load(tmp_path, policy=policy).seed == 7
+    assert Session.load(tmp_path).policy == policy
+    with pytest.raises(InvalidInput, match="cannot be saved"):
+        Session(Recorder(choose=object()), CLIENTS).save(tmp_path / "other")
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, None, "7", True])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(InvalidInput, match="seed must be a whole number"):
+        Session(Recorder(probes=False), CLIENTS, seed)

@@ -22,7 +22,7 @@ from fedpick.core.errors import (
 from fedpick.core.guard import REPORT_LIMIT, clean_answers, clean_outcome
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.rng import Purpose, stream
-from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection
+from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection, whole_number
 
 __all__ = ["Session"]
 
@@ -78,11 +78,11 @@ class Session:
         _refuse_missing_signals(policy, clients, provides)
         self.policy = policy
         self.clients = clients
-        self.seed = seed
+        self.seed = whole_number(seed, "seed", 0)
         self.round = 0
         self.provides = provides
         self.report_limit = report_limit
-        self._state = policy.init(clients, stream(seed, 0, Purpose.INIT))
+        self._state = policy.init(clients, stream(self.seed, 0, Purpose.INIT))
         self._pending: _Pending | None = None
 
     @property
@@ -182,9 +182,11 @@ class Session:
             for item in fields(self.clients)
             if getattr(self.clients, item.name) is not None
         }
-        state_file, clients_file = f"state-{self.round:08d}.npz", f"clients-{states.fingerprint(table)}.npz"
+        # The content is in the name: a table that grew is saved twice in one round, with different arrays.
+        state_file = f"state-{self.round:08d}-{states.fingerprint(arrays)}.npz"
+        clients_file = f"clients-{states.fingerprint(table)}.npz"
         manifest = {
-            "policy": registry.name_of(self.policy) or type(self.policy).__qualname__,
+            "policy": _policy_name(self.policy),
             "parameters": registry.parameters(self.policy),
             "seed": self.seed,
             "round": self.round,
@@ -199,9 +201,11 @@ class Session:
     def load(
         cls, path: str | Path, *, policy: Policy[Any] | None = None, provides: frozenset[Signal] | None = None
     ) -> Session:
-        """Go on from a saved session. A policy that is not registered must be passed in."""
+        """Go on from a saved session. A policy that is not registered must be passed in, as it was."""
         manifest, arrays, table = states.read_directory(Path(path))
-        if policy is None:
+        if policy is not None:
+            _refuse_another_policy(policy, manifest, path)
+        else:
             if manifest["policy"] not in registry.names():
                 raise StateFileError(
                     f"The session in {path} used the policy {manifest['policy']!r}, which is not registered here. "
@@ -218,6 +222,31 @@ class Session:
         session._state = states.join(session._state, arrays, manifest["plain"])
         session.round = manifest["round"]
         return session
+
+
+def _policy_name(policy: Policy[Any]) -> str:
+    return registry.name_of(policy) or type(policy).__qualname__
+
+
+def _refuse_another_policy(policy: Policy[Any], manifest: Mapping[str, Any], path: str | Path) -> None:
+    """A state means something only to the policy that made it."""
+    if _policy_name(policy) != manifest["policy"]:
+        raise StateFileError(
+            f"The session in {path} is of the policy {manifest['policy']!r}, but {_policy_name(policy)!r} was passed. "
+            "Pass the policy that was saved, or start a new session in another directory."
+        )
+    given = registry.parameters(policy)
+    # A hyper-parameter that did not exist yet when the session was saved is no difference.
+    differing = [
+        f"{name} was {saved!r}, now {given.get(name)!r}"
+        for name, saved in manifest["parameters"].items()
+        if states.to_json(given.get(name)) != states.to_json(saved)
+    ]
+    if differing:
+        raise StateFileError(
+            f"The session in {path} was saved with other hyper-parameters: {'; '.join(differing)}. "
+            "Pass the same ones, or start a new session in another directory."
+        )
 
 
 def _refuse_missing_signals(policy: Policy[Any], clients: Clients, provides: frozenset[Signal] | None) -> None:

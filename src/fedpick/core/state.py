@@ -35,6 +35,8 @@ __all__ = [
     "per_client",
     "read_directory",
     "split",
+    "to_json",
+    "write_atomically",
     "write_directory",
 ]
 
@@ -128,20 +130,34 @@ def join(fresh: AnyState, arrays: Mapping[str, NDArray[Any]], plain: Mapping[str
 def write_directory(path: Path, manifest: dict[str, Any], files: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
     """Write arrays and a manifest so that a reader finds either the previous state or this one, never a mixture.
 
-    Array files get names that no earlier manifest used or hold the same bytes; the manifest that names them is put in
-    place last, by an atomic rename; only then are unreferenced files removed.
+    The names of array files must tell their content apart, so that no file of the previous manifest is overwritten with
+    anything else; the manifest that names them is put in place last, by an atomic rename; only then are unreferenced
+    files removed.
     """
+    text = to_json({"format": _FORMAT, "schema": _SCHEMA, **manifest})
     path.mkdir(parents=True, exist_ok=True)
     for name, arrays in files.items():
         if name == manifest["clients_file"] and (path / name).exists():
             continue  # named by its content and renamed into place whole: already the same bytes
-        _write_atomically(path / name, _npz_bytes(arrays))
-    text = json.dumps({"format": _FORMAT, "schema": _SCHEMA, **manifest}, indent=1, allow_nan=True)
-    _write_atomically(path / _MANIFEST, text.encode())
+        write_atomically(path / name, _npz_bytes(arrays))
+    write_atomically(path / _MANIFEST, text.encode())
     kept = {_MANIFEST, manifest["state_file"], manifest["clients_file"]}
     for leftover in path.iterdir():
         if leftover.name not in kept and leftover.suffix in {".npz", ".partial"}:
             leftover.unlink(missing_ok=True)
+
+
+def to_json(value: Any) -> str:
+    """JSON for a manifest; NumPy's numbers are numbers."""
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, (np.generic, np.ndarray)):
+            return item.tolist()
+        raise InvalidInput(
+            f"{item!r} cannot be saved: hyper-parameters of a policy that is saved are numbers, strings, lists or None."
+        )
+
+    return json.dumps(value, indent=1, allow_nan=True, default=plain)
 
 
 def fingerprint(arrays: Mapping[str, NDArray[Any]]) -> str:
@@ -159,7 +175,8 @@ def _npz_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     return buffer.getvalue()
 
 
-def _write_atomically(target: Path, content: bytes) -> None:
+def write_atomically(target: Path, content: bytes) -> None:
+    """Put a whole file in place or none: a crash never leaves half of it."""
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     with partial.open("wb") as file:
         file.write(content)
@@ -186,6 +203,11 @@ def read_directory(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]],
             f"{file} has schema {manifest.get('schema')!r}; this version of fedpick reads schema {_SCHEMA}. "
             "Use the fedpick version that wrote it."
         )
+    missing = {"policy", "parameters", "seed", "round", "report_limit", "plain", "state_file", "clients_file"} - set(
+        manifest
+    )
+    if missing:
+        raise StateFileError(f"{file} is damaged: it lacks {', '.join(map(repr, sorted(missing)))}.")
     return manifest, _read_npz(path / manifest["state_file"]), _read_npz(path / manifest["clients_file"])
 
 

@@ -74,7 +74,8 @@ def _indices(values: ArrayLike, name: str) -> IntArray:
     return _read_only(array)
 
 
-def _whole(value: Any, name: str, least: int) -> int:
+def whole_number(value: Any, name: str, least: int) -> int:
+    """The value as an int, refused where it is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise InvalidInput(f"{name} must be a whole number of at least {least}. Got {value!r}.")
     return int(value)
@@ -171,7 +172,7 @@ class Probe:
     def __post_init__(self) -> None:
         _set(self, clients=_indices(self.clients, "Probe.clients"), signal=Signal(self.signal))
         if self.batch_size is not None:
-            _set(self, batch_size=_whole(self.batch_size, "Probe.batch_size", 1))
+            _set(self, batch_size=whole_number(self.batch_size, "Probe.batch_size", 1))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -207,8 +208,8 @@ class RoundContext:
     def __post_init__(self) -> None:
         _set(
             self,
-            index=_whole(self.index, "RoundContext.index", 0),
-            budget=_whole(self.budget, "RoundContext.budget", 0),
+            index=whole_number(self.index, "RoundContext.index", 0),
+            budget=whole_number(self.budget, "RoundContext.budget", 0),
             available=_booleans(self.available, "RoundContext.available", len(self.clients)),
             measurements=tuple(self.measurements),
         )
@@ -235,7 +236,7 @@ class Outcome:
     def __post_init__(self) -> None:
         clients = _indices(self.clients, "Outcome.clients")
         completed = _booleans(self.completed, "Outcome.completed", len(clients))
-        _set(self, index=_whole(self.index, "Outcome.index", 0), clients=clients, completed=completed)
+        _set(self, index=whole_number(self.index, "Outcome.index", 0), clients=clients, completed=completed)
         for name in ("loss", "train_loss", "duration", "update_norm"):
             value = getattr(self, name)
             if value is None:
