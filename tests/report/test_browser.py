@@ -84,6 +84,9 @@ def test_every_figure_is_drawn(opened):
         assert plot.get_attribute("data-drawn") == "true", key
         marks = plot.locator(".scatterlayer path, .heatmaplayer image, .barlayer path").count()
         assert marks > 0, f"{key} has no marks"
+        buttons = plot.locator(".modebar-btn").evaluate_all("all => all.map(each => each.dataset.title)")
+        assert {"Zoom", "Pan", "Reset axes"} <= set(buttons)
+        assert len(buttons) == 6, buttons  # none of those that lead to a web site
         box = plot.locator("svg.main-svg").first.bounding_box()
         assert box["width"] > 300 and box["height"] > 250, key
 

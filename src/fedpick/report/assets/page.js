@@ -9,8 +9,8 @@
   const charts = content.charts.map((chart) => ({ ...chart, state: Object.create(shared), plot: document.getElementById("plot-" + chart.key) }));
   const config = {
     responsive: true, displaylogo: false, displayModeBar: "hover",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toggleSpikelines"],
-    toImageButtonOptions: { format: "svg" },
+    // Named one by one: Plotly's own choice has buttons that send the data to a web site.
+    modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]],
   };
 
   function element(tag, attributes, ...children) {
