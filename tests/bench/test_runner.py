@@ -15,9 +15,9 @@ from tiny_simulation import BUILD, tiny_spec
 
 import fedpick
 from fedpick.bench import store_schema as tables
-from fedpick.bench.engines import StopFlag
+from fedpick.bench.engines import Inline, Processes, StopFlag
 from fedpick.bench.progress import Progress
-from fedpick.bench.runner import make_engine, run
+from fedpick.bench.runner import default_processes, make_engine, run
 from fedpick.bench.store import Store
 from fedpick.bench.worker import work
 from fedpick.core.errors import InvalidInput
@@ -171,6 +171,15 @@ def test_rows_beyond_a_checkpoint_are_computed_again(tmp_path):
 def assert_same_rows(left, right):
     for table in ("rounds", "selections", "arrays", "checkpoints"):
         assert content(left)[table] == content(right)[table]
+
+
+def test_short_grids_stay_in_one_process(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert default_processes(10, 100) == 1
+    assert default_processes(10, 100_000) == 4
+    assert default_processes(2, 100_000) == 2
+    assert make_engine("processes", processes=3, address=None, num_runs=5) == Processes(3)
+    assert make_engine("processes", processes=None, address=None, num_runs=5, rounds_left=10) == Inline()
 
 
 def test_engines_are_refused_by_name():

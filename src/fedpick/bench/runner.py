@@ -36,13 +36,19 @@ class Report:
         return not self.stopped and not self.failures
 
 
-def default_processes(num_runs: int) -> int:
-    """One run per core at a time: measured, see docs/guides/experiments.md."""
-    return max(1, min(num_runs, os.cpu_count() or 1))
+_SHORT_GRID = 2000
+"""Rounds up to which starting more processes costs more than they save; see docs/guides/experiments.md."""
 
 
-def make_engine(name: str, *, processes: int | None, address: str | None, num_runs: int) -> Engine:
-    """The engine of that name; `processes` None: as many as are fastest."""
+def default_processes(num_runs: int, rounds_left: int) -> int:
+    """One run per core at a time; for a short grid, one process."""
+    return 1 if rounds_left < _SHORT_GRID else max(1, min(num_runs, os.cpu_count() or 1))
+
+
+def make_engine(
+    name: str, *, processes: int | None, address: str | None, num_runs: int, rounds_left: int = 0
+) -> Engine:
+    """The engine of that name; `processes` None: as many as suit the work that is left."""
     if processes is not None and processes < 1:
         raise InvalidInput(f"The number of processes must be at least 1. Got {processes}.")
     if name == "ray":
@@ -51,7 +57,7 @@ def make_engine(name: str, *, processes: int | None, address: str | None, num_ru
         raise InvalidInput(f"The engine is 'processes' or 'ray'. Got {name!r}.")
     if address is not None:
         raise InvalidInput("--address belongs to the engine 'ray': add --engine ray.")
-    count = processes or default_processes(num_runs)
+    count = processes or default_processes(num_runs, rounds_left)
     return Inline() if count == 1 or num_runs == 1 else Processes(count)
 
 
@@ -86,7 +92,8 @@ def run(
     todo = sorted(
         (line for line in lines.values() if line.done < line.rounds), key=lambda line: spec.seeds.index(line.seed)
     )
-    chosen = make_engine(engine, processes=processes, address=address, num_runs=len(todo))
+    left = sum(line.rounds - line.done for line in todo)
+    chosen = make_engine(engine, processes=processes, address=address, num_runs=len(todo), rounds_left=left)
     results: dict[int, str] = {}
     with stop or StopFlag() as flag, progress or Progress() as shown:
         shown.start(list(lines.values()))

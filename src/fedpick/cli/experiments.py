@@ -31,7 +31,7 @@ StoreOption = Annotated[
     typer.Option(help="Where results go: a file, or a database URL such as postgresql://host/name."),
 ]
 ProcessesOption = Annotated[
-    int | None, typer.Option("--processes", "-p", help="Runs at a time; default: one per core.")
+    int | None, typer.Option("--processes", "-p", help="Runs at a time; default: one per core, one for short grids.")
 ]
 EngineOption = Annotated[str, typer.Option(help="processes (this machine) or ray (a cluster).")]
 AddressOption = Annotated[str | None, typer.Option(help="Of a running Ray cluster; default: a local one is started.")]
