@@ -38,8 +38,8 @@ AnyPolicy = Policy[Any]
 
 MEMORY_LIMIT = 2**30
 """Bytes that one round at a million clients may take over its inputs."""
-SECONDS_LIMIT = 30.0
-"""Seconds that the median round at a million clients may take: so generous that noise alone never fails it."""
+SECONDS_LIMIT = 60.0
+"""Processor seconds that a round at a million clients may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,29 +343,31 @@ def one_million_clients(policy: AnyPolicy, num_clients: int = 1_000_000) -> None
     """Rounds over a million clients stay within a stated memory and time."""
     world = FakeFederation(num_clients=num_clients)
     session = Session(policy, world.clients(), 0)
-    seconds, peaks = [], []
-    for index in range(3):
+    seconds, peak = [], 0
+    # Time first, memory afterwards: tracing slows Python code down many times over.
+    for index, traced in enumerate((False, False, True)):
         mask = world.available(index, num_clients)
         answers = 1.0 + stream(0, index, Purpose.MEASURE).random((num_clients, 8))
 
         def measure(probe: Probe, answers: NDArray[np.float64] = answers) -> NDArray[np.float64]:
             return answers[probe.clients] if probe.signal is not Signal.LOSS else answers[probe.clients, 0]
 
-        tracemalloc.start()
-        start = time.perf_counter()
+        if traced:
+            tracemalloc.start()
+        start = time.process_time()  # processor seconds: a busy machine must not fail a policy
         selection = session.ask(available=mask, budget=100, measure=measure)
         session.tell(world.outcome(index, selection))
-        seconds.append(time.perf_counter() - start)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    if max(peaks) > MEMORY_LIMIT:
-        raise _fail(
-            policy, f"a round over {num_clients:,} clients took {max(peaks) / 2**20:.0f} MiB; the limit is 1024."
-        )
-    if sorted(seconds)[1] > SECONDS_LIMIT:
+        if traced:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        else:
+            seconds.append(time.process_time() - start)
+    if peak > MEMORY_LIMIT:
+        raise _fail(policy, f"a round over {num_clients:,} clients took {peak / 2**20:.0f} MiB; the limit is 1024.")
+    if max(seconds) > SECONDS_LIMIT:
         raise _fail(
             policy,
-            f"the median round over {num_clients:,} clients took {sorted(seconds)[1]:.0f} s; the limit is "
+            f"a round over {num_clients:,} clients took {max(seconds):.0f} processor seconds; the limit is "
             f"{SECONDS_LIMIT:.0f}. Use arrays, no per-client objects or loops.",
         )
 
