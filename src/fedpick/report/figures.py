@@ -70,6 +70,9 @@ def write_figures(
     written = []
     with rc_context(_SETTINGS):
         for name, figure in _figures(charts, styles):
+            # Laid out once: a second layout moves things by fractions of a point, and files would differ by formats.
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
             written += [_save(figure, target / f"{name}.{form}") for form in formats]
     return written
 

@@ -75,7 +75,7 @@ def draw_labels(figure: Figure, axes: Axes, data: Mapping[str, Any], view: Mappi
     axes.grid(visible=False)
     axes.set(xlabel="round", ylabel="label")
     axes.set_title(view["policy"], loc="left")
-    figure.colorbar(image, ax=axes, label="% more than everybody")
+    figure.colorbar(image, ax=axes, label="percentage points")
 
 
 def draw_matrix(figure: Figure, axes: Axes, data: Mapping[str, Any], view: Mapping[str, Any], colour: str) -> None:
