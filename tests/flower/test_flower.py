@@ -8,12 +8,14 @@ import pytest
 flwr = pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedpick[flower]'")
 
 from fake_grid import FakeGrid, FakeNode  # noqa: E402
-from flwr.app import Array, ArrayRecord, ConfigRecord  # noqa: E402
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message  # noqa: E402
+from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import strategy as flower  # noqa: E402
 
 import fedpick  # noqa: E402
-from fedpick.core.errors import InvalidInput, MissingSignal  # noqa: E402
+from fedpick.core.errors import InvalidInput, MissingSignal, StateFileError  # noqa: E402
 from fedpick.flower import with_policy  # noqa: E402
+from fedpick.flower.roster import Roster  # noqa: E402
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 
@@ -221,3 +223,147 @@ def test_evaluation_is_seeded_and_waits_for_nobody():
     for part in (slice(0, 6), slice(6, 12)):  # within a round the order of the messages is Flower's own
         assert sorted(asked[0][part]) == sorted(asked[1][part])
     assert len(asked[0]) == 2 * 6
+
+
+def hellos(grid) -> list[int]:
+    return [
+        message.metadata.dst_node_id
+        for message in grid.sent
+        if message.metadata.message_type == "query.fedpick" and message.content["config"]["kind"] == "hello"
+    ]
+
+
+def test_a_node_that_does_not_say_who_it_is_comes_in_when_it_does():
+    grid = federation(3)
+    slow_id, slow = next(item for item in grid.nodes.items() if item[1].partition == 1)
+    slow.mode = "late"
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), seed=0)
+    start(strategy, grid, rounds=2)
+    assert strategy.roster.keys == ["partition:0", "partition:2"]
+    slow.mode = "good"
+    start(strategy, grid, rounds=1)
+    assert strategy.roster.keys == ["partition:0", "partition:2", "partition:1"]  # and no "node:..." for good
+    assert hellos(grid).count(slow_id) == 1  # the old question was answered, no new one was needed
+
+
+def test_nodes_with_one_identity_are_one_client_for_which_the_newest_speaks(caplog):
+    grid = FakeGrid({1: FakeNode(0), 2: FakeNode(1), 3: FakeNode(1)})
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), seed=0)
+    start(strategy, grid, rounds=2)
+    assert strategy.roster.node_of == {0: 1, 1: 3}
+    assert "both online as 'partition:1'" in caplog.text
+    assert sorted(hellos(grid)) == [1, 2, 3]
+    grid.nodes[3].mode = "gone"
+    start(strategy, grid, rounds=1)
+    assert strategy.roster.node_of == {0: 1, 1: 2}
+
+
+def test_a_killed_node_that_still_counts_as_online_is_no_second_client():
+    grid = FakeGrid({1: FakeNode(0), 2: FakeNode(1)})
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), seed=0)
+    start(strategy, grid, rounds=1)
+    grid.nodes[2].mode = "late"  # killed; its heartbeat has not run out
+    grid.nodes[9] = FakeNode(1)  # the same client, restarted
+    start(strategy, grid, rounds=2)
+    assert strategy.roster.keys == ["partition:0", "partition:1"]
+    assert strategy.roster.node_of[1] == 9
+
+
+def test_a_client_that_is_late_with_an_answer_or_an_evaluation_is_busy_too():
+    grid = federation(4)
+    late_id, late = next(item for item in grid.nodes.items() if item[1].partition == 2)
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), fedpick.policies.get("ca-fed"), seed=0)
+    start(strategy, grid, rounds=1)
+    late.mode = "late"
+    before = len(grid.sent)
+    start(strategy, grid, rounds=3)
+    # Asked for its loss once and then left alone, instead of one deadline in every round.
+    kinds = [m.metadata.message_type for m in grid.sent[before:] if m.metadata.dst_node_id == late_id]
+    assert kinds.count("query.fedpick") == 1
+    assert [2 in selection.clients for selection in strategy.history[-2:]] == [False, False]
+
+    grid = federation(4)
+    late = next(node for node in grid.nodes.values() if node.partition == 2)
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), seed=0)
+    grid.on_send = lambda message: setattr(
+        late, "mode", "late" if message.metadata.message_type == "evaluate" else late.mode
+    )
+    start(strategy, grid, rounds=2)
+    assert [2 in selection.clients for selection in strategy.history] == [True, False]
+
+
+def test_a_round_that_was_broken_off_counts_as_failed():
+    grid = federation(3)
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), seed=0)
+    model = ArrayRecord({"w": Array(np.zeros(1))})
+    strategy.configure_train(1, model, ConfigRecord(), grid)
+    grid.nodes[1] = FakeNode(7)  # the table grows, which the open round must not forbid
+    strategy.configure_train(1, model, ConfigRecord(), grid)
+    assert strategy.session.round == 1
+    assert len(strategy.session.clients) == 4
+
+
+def test_a_state_of_another_policy_or_seed_is_not_resumed(tmp_path):
+    uniform = fedpick.policies.get("uniform")
+    start(with_policy(flower.FedAvg(), uniform, budget=2, seed=4, state=tmp_path), federation(), rounds=1)
+    with pytest.raises(InvalidInput, match=r"saved with seed=4\. Got seed=5"):
+        with_policy(flower.FedAvg(), uniform, budget=2, seed=5, state=tmp_path)
+    with pytest.raises(StateFileError, match="of the policy 'uniform'"):
+        with_policy(flower.FedAvg(), fedpick.policies.get("md"), budget=2, seed=4, state=tmp_path)
+
+
+def test_what_is_derived_from_a_strategy_without_weights_is_refused_too():
+    class MyMedian(flower.FedMedian):
+        pass
+
+    with pytest.raises(InvalidInput, match="MyMedian does not aggregate by weights"):
+        with_policy(MyMedian(), fedpick.policies.get("uniform"))
+
+
+def test_a_policy_that_learns_nothing_says_so(caplog):
+    grid = federation(4)
+    start(with_policy(flower.FedAvg(), fedpick.policies.get("afl"), budget=2), grid, rounds=3)
+    assert caplog.text.count("ActiveLearning learns from 'loss'") == 1
+    for node in grid.nodes.values():
+        node.app = ClientApp()  # knows nothing of fedpick
+        node.app.train()(node.train)
+        node.app.evaluate()(node.evaluate)
+        node.app = errors_become_replies(node.app)
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("pow-d"), budget=1)
+    start(strategy, grid, rounds=1)
+    assert all(key.startswith("node:") for key in strategy.roster.keys)
+    assert "None of 2 clients answered with a loss" in caplog.text
+    assert "answer_probes" in caplog.text
+
+
+def errors_become_replies(app):
+    """As SuperNodes do with an exception in the app."""
+
+    def call(message, context):
+        try:
+            return app(message, context)
+        except Exception as error:
+            return Message(Error(code=2, reason=str(error)), reply_to=message)
+
+    return call
+
+
+def test_an_unusable_reply_is_named(caplog):
+    grid = federation(3)
+    next(node for node in grid.nodes.values() if node.partition == 1).mode = "nan"
+    start(with_policy(flower.FedAvg(), fedpick.policies.get("uniform")), grid, rounds=1)
+    assert "The reply of partition:1 counts as failed" in caplog.text
+
+
+def test_reports_that_are_no_outcome_are_refused():
+    with pytest.raises(InvalidInput, match="reports must map"):
+        with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), reports={"accuracy": "acc"})
+
+
+def test_clients_that_keep_their_labels_private_count_as_the_mean():
+    roster = Roster()
+    roster.admit({1: ("partition:0", {"label-histogram": [4, 0]}), 2: ("partition:1", {})})
+    np.testing.assert_array_equal(roster.clients().label_histogram, [[4, 0], [4, 0]])
+    roster.admit({3: ("partition:2", {"label-histogram": [0, 2]}), 4: ("partition:3", {"label-histogram": [1, 2, 3]})})
+    np.testing.assert_array_equal(roster.clients().label_histogram, [[4, 0], [2, 1], [0, 2], [2, 1]])
+    assert Roster(keys=["a"], num_examples=[1.0], histograms=[None]).clients().label_histogram is None

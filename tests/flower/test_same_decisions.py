@@ -125,7 +125,7 @@ def test_every_policy_decides_the_same_in_simulation_and_under_flower(federation
     trace = record(federation, policy)
     grid = ReplayGrid(trace, federation.clients())
     strategy = with_policy(FedAvg(), policy, budget=BUDGET, seed=5, wait=0.0)
-    strategy._meet(grid)  # everybody has been seen once, as in the simulator
+    strategy._attendance.meet(grid)  # everybody has been seen once, as in the simulator
     for round in range(ROUNDS):
         grid.round, grid.probe = round, 0
         arrays = ArrayRecord({"w": Array(np.zeros(1))})

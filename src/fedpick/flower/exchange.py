@@ -1,4 +1,4 @@
-"""Messages: a view of the grid that shows only some nodes, and an exchange of questions and answers with a deadline."""
+"""Messages: a view of the grid that shows only some nodes, questions, and what replies hold."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedpick.flower.client import ACTION
 
-__all__ = ["CohortGrid", "ask_nodes", "moved", "sketch", "update_of"]
+__all__ = ["CohortGrid", "attribute", "metrics_of", "moved", "number", "questions", "sketch", "update_of"]
 
 _SKETCH_SIZE = 512
 
@@ -30,7 +30,8 @@ class CohortGrid(Grid):
 
     def get_nodes(self) -> Iterable[Any]:
         """The chosen nodes, with what the SuperLink knows of them."""
-        return [node for node in self._grid.get_nodes() if node.node_id in set(self._node_ids)]
+        chosen = set(self._node_ids)
+        return [node for node in self._grid.get_nodes() if node.node_id in chosen]
 
     def set_run(self, run: Any) -> None:
         """Passed through."""
@@ -58,26 +59,12 @@ class CohortGrid(Grid):
         return self._grid.send_and_receive(messages, timeout=timeout)
 
 
-def ask_nodes(
-    grid: Grid,
-    node_ids: Sequence[int],
-    question: Mapping[str, Any],
-    timeout: float,
-    arrays: ArrayRecord | None = None,
-) -> dict[int, MetricRecord]:
-    """Ask some nodes and return the answers of those who gave one in time, by node id."""
+def questions(node_ids: Sequence[int], question: Mapping[str, Any], arrays: ArrayRecord | None = None) -> list[Message]:
+    """The same question to some nodes."""
     content: dict[str, Any] = {"config": ConfigRecord(dict(question))}
     if arrays is not None:
         content["arrays"] = arrays
-    messages = [Message(RecordDict(content), node_id, f"query.{ACTION}") for node_id in node_ids]
-    if not messages:
-        return {}
-    replies = list(grid.send_and_receive(messages=messages, timeout=timeout))
-    answers: dict[int, MetricRecord] = {}
-    for node_id, reply in attribute(messages, replies).items():
-        if not reply.has_error() and isinstance(record := reply.content.get("answer"), MetricRecord):
-            answers[node_id] = record
-    return answers
+    return [Message(RecordDict(content), node_id, f"query.{ACTION}") for node_id in node_ids]
 
 
 def attribute(messages: Iterable[Message], replies: Iterable[Message]) -> dict[int, Message]:
@@ -90,8 +77,22 @@ def attribute(messages: Iterable[Message], replies: Iterable[Message]) -> dict[i
     }
 
 
-def update_of(reply: Message, arrays: ArrayRecord) -> dict[str, NDArray[Any]] | None:
-    """new - old for every array of a training reply; None for an update that is incomplete or not finite."""
+def metrics_of(reply: Message | None) -> Mapping[str, Any]:
+    """The metrics of a reply; empty where there are none."""
+    if reply is None or reply.has_error():
+        return {}
+    return next(iter(reply.content.metric_records.values()), {})
+
+
+def number(value: Any) -> float:
+    """A reported value as a number, NaN where it is none."""
+    return float(value) if isinstance(value, (int, float)) else float("nan")
+
+
+def update_of(reply: Message | None, arrays: ArrayRecord) -> dict[str, NDArray[Any]] | None:
+    """new - old for every array of a training reply; None for an update that is missing, incomplete or not finite."""
+    if reply is None or reply.has_error():
+        return None
     records = list(reply.content.array_records.values())
     if len(records) != 1 or set(records[0]) != set(arrays):
         return None

@@ -8,14 +8,16 @@ client reports; the node id. (Without authentication a node's public key is as s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedpick.core.errors import StateFileError
+from fedpick.core.state import write_atomically
 from fedpick.core.types import Clients
 
 __all__ = ["KeyFunction", "Roster"]
@@ -35,11 +37,23 @@ class Roster:
     node_of: dict[int, int] = field(default_factory=dict)
     """index -> node id"""
     index_of_node: dict[int, int] = field(default_factory=dict)
+    replaced: dict[int, int] = field(default_factory=dict)
+    """node id -> the index for which another node speaks now"""
 
-    def admit(self, newcomers: Mapping[int, tuple[str, Mapping[str, Any]]]) -> None:
-        """Take in nodes: node id -> (key, what it reported). Sorted by key, so that arrival order never matters."""
+    def speaks_or_is_spoken_for(self, node_id: int, online: Collection[int]) -> bool:
+        """The node is in the roster, or was until another one that is online came with the same key."""
+        if node_id in self.index_of_node:
+            return True
+        return node_id in self.replaced and self.node_of[self.replaced[node_id]] in online
+
+    def admit(self, newcomers: Mapping[int, tuple[str, Mapping[str, Any]]]) -> list[tuple[int, int]]:
+        """Take in nodes: node id -> (key, what it reported). Sorted by key, so that arrival order never matters.
+
+        Returns (old node, new node) wherever another node spoke for the client before.
+        """
         known = {key: index for index, key in enumerate(self.keys)}
-        for node_id, (key, facts) in sorted(newcomers.items(), key=lambda item: _natural(item[1][0])):
+        successions: list[tuple[int, int]] = []
+        for node_id, (key, facts) in sorted(newcomers.items(), key=lambda item: (_natural(item[1][0]), item[0])):
             if key not in known:
                 known[key] = len(self.keys)
                 self.keys.append(key)
@@ -50,9 +64,14 @@ class Roster:
                 self.num_examples[index] = float(facts["num-examples"])
             if "label-histogram" in facts:
                 self.histograms[index] = [float(count) for count in facts["label-histogram"]]
-            self.index_of_node.pop(self.node_of.get(index, -1), None)
+            if (old := self.node_of.get(index)) is not None and old != node_id:
+                self.index_of_node.pop(old, None)
+                self.replaced[old] = index
+                successions.append((old, node_id))
+            self.replaced.pop(node_id, None)
             self.node_of[index] = node_id
             self.index_of_node[node_id] = index
+        return successions
 
     def clients(self) -> Clients:
         """The table for the policy; sizes nobody reported are taken as the mean of the reported ones."""
@@ -61,9 +80,18 @@ class Roster:
         sizes = np.where(np.isfinite(sizes) & (sizes >= 0), sizes, reported.mean() if len(reported) else 1.0)
         if not sizes.sum() > 0:
             sizes = np.ones(len(sizes))
-        widths = {len(histogram) for histogram in self.histograms if histogram is not None}
-        complete = len(widths) == 1 and all(histogram is not None for histogram in self.histograms)
-        return Clients(num_examples=sizes, label_histogram=np.array(self.histograms) if complete else None)
+        return Clients(num_examples=sizes, label_histogram=self._label_histogram())
+
+    def _label_histogram(self) -> NDArray[np.float64] | None:
+        """What was reported; clients that keep theirs to themselves count as the mean of the others."""
+        reported = [histogram for histogram in self.histograms if histogram is not None]
+        if not reported:
+            return None
+        width = len(reported[0])
+        mean = np.mean([histogram for histogram in reported if len(histogram) == width], axis=0)
+        return np.array(
+            [mean if row is None or len(row) != width else row for row in self.histograms], dtype=np.float64
+        )
 
     def indices(self, node_ids: Sequence[int]) -> list[int]:
         """The indices of the nodes that are in the roster."""
@@ -73,9 +101,7 @@ class Roster:
         """Write the roster; rows are only ever added, so a roster newer than the policy's state does no harm."""
         path.mkdir(parents=True, exist_ok=True)
         rows = {"keys": self.keys, "num_examples": self.num_examples, "histograms": self.histograms}
-        partial = path / "roster.json.partial"
-        partial.write_text(json.dumps({"format": "fedpick-roster", "schema": 1, **rows}))
-        partial.replace(path / "roster.json")
+        write_atomically(path / "roster.json", json.dumps({"format": "fedpick-roster", "schema": 1, **rows}).encode())
 
     @classmethod
     def load(cls, path: Path) -> Roster:

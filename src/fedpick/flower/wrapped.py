@@ -1,0 +1,98 @@
+"""The wrapped strategy: which ones a policy can choose for, and how to make one write to exactly the cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower_strategies
+from flwr.serverapp.strategy import Strategy
+
+from fedpick.core.errors import InvalidInput
+from fedpick.flower.exchange import CohortGrid
+
+__all__ = ["everybody", "layers", "refuse_unsuitable", "train_messages", "weight_key"]
+
+# These compute the new model without the replies' weights, or calibrate noise for equal ones.
+_IGNORE_WEIGHTS = {
+    *("FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan", "QFedAvg", "FedXgbBagging"),
+    *(name for name in dir(flower_strategies) if name.startswith("DifferentialPrivacy")),
+}
+_SAMPLE_THEMSELVES = {"FedXgbCyclic"}
+
+
+def layers(strategy: Strategy) -> Iterator[Any]:
+    """The strategy and whatever strategies it wraps."""
+    current: Any = strategy
+    while isinstance(current, Strategy):
+        yield current
+        current = getattr(current, "strategy", None)
+
+
+def refuse_unsuitable(strategy: Strategy, policy_name: str, *, use_weights: bool) -> None:
+    """Refuse strategies for which a policy cannot choose, or whose aggregation would lose its weights."""
+    for inner in layers(strategy):
+        name = type(inner).__name__
+        kinds = {base.__name__ for base in type(inner).__mro__}  # what users derive from these behaves like them
+        if kinds & _SAMPLE_THEMSELVES:
+            raise InvalidInput(
+                f"{name} chooses its clients itself, one after the other; a policy cannot choose for it."
+            )
+        if getattr(inner, "accountant", None) is not None:
+            raise InvalidInput(
+                f"{name} accounts for privacy under uniform sampling with equal weights, which a policy would break. "
+                "Use it without an accountant, or without a policy."
+            )
+        if kinds & _IGNORE_WEIGHTS and use_weights:
+            raise InvalidInput(
+                f"{name} does not aggregate by weights, so the weights of {policy_name} would be lost.\n\n"
+                'hint: pass weights="ignored" to let the policy choose who trains and the strategy how much each counts'
+            )
+
+
+def weight_key(strategy: Strategy) -> str | None:
+    """The key under which the strategy finds a reply's weight; None for a strategy without weights."""
+    return next((inner.weighted_by_key for inner in layers(strategy) if hasattr(inner, "weighted_by_key")), None)
+
+
+def train_messages(
+    strategy: Strategy,
+    nodes: Sequence[int],
+    server_round: int,
+    arrays: ArrayRecord,
+    config: ConfigRecord,
+    grid: Grid,
+) -> list[Message]:
+    """The strategy's training messages to exactly these nodes."""
+    if not nodes:
+        return []
+    with everybody(strategy, len(nodes)):
+        # A copy of the config: strategies write into the record they are given.
+        view = CohortGrid(grid, nodes)
+        messages = list(strategy.configure_train(server_round, arrays, ConfigRecord(dict(config)), view))
+    if sorted(message.metadata.dst_node_id for message in messages) != sorted(nodes):
+        raise InvalidInput(
+            f"{type(strategy).__name__} wrote to other nodes than the cohort it was shown, so it samples by itself; "
+            "a policy cannot choose for it."
+        )
+    return messages
+
+
+@contextmanager
+def everybody(strategy: Strategy, count: int) -> Iterator[None]:
+    """For one call, make a strategy take all `count` nodes it sees, and wait for no more."""
+    wanted = {"fraction_train": 1.0, "fraction_evaluate": 1.0}
+    wanted |= dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), count)
+    before = [
+        (inner, name, getattr(inner, name)) for inner in layers(strategy) for name in wanted if hasattr(inner, name)
+    ]
+    for inner, name, _ in before:
+        setattr(inner, name, wanted[name])
+    try:
+        yield
+    finally:
+        for inner, name, value in before:
+            setattr(inner, name, value)
