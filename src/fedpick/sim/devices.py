@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from fedpick.core.errors import MissingDependency
+from fedpick.data.sources import cache_directory
 
-__all__ = ["cache_directory", "default_shards", "on_cpu", "require_jax"]
-
-
-def cache_directory() -> Path:
-    """Where fedpick keeps what can be made again: `FEDPICK_CACHE`, or `fedpick` in the user's cache directory."""
-    if given := os.environ.get("FEDPICK_CACHE"):
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpick"
+__all__ = ["default_shards", "on_cpu", "require_jax"]
 
 
 @cache

@@ -99,7 +99,7 @@ def _perceptron(
             x = jax.nn.relu(x)
         return dense(params[f"dense{len(hidden)}"], x)
 
-    return classifier(name, _init_layers([inputs, *hidden, outputs]), forward, evaluation_batch=16384)
+    return classifier(name, _init_layers([inputs, *hidden, outputs]), forward, evaluation_batch=131072)
 
 
 def sent140_mlp(*, input_shape: Sequence[int] = (200,), num_classes: int = 2) -> Task:
@@ -120,7 +120,7 @@ def logistic(
     def forward(params: Params, x: Array, key: Array, train: bool) -> Array:
         return dense(params["dense0"], x.reshape(len(x), -1))
 
-    return classifier("logistic", init, forward, ridge=ridge, evaluation_batch=65536)
+    return classifier("logistic", init, forward, ridge=ridge, evaluation_batch=262144)
 
 
 def _convolutional(
