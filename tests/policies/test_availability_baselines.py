@@ -86,6 +86,8 @@ def test_f3ast_takes_the_top_and_breaks_ties_at_random():
     assert sorted(fewer.clients.tolist()) == [0, 3]
     with pytest.raises(InvalidInput, match="'cohort_size' parameter of F3AST"):
         oracle("f3ast", cohort_size=0)
+    with pytest.raises(InvalidInput, match=r"whole number of at least 1\. Got 2\.5"):
+        oracle("f3ast", cohort_size=2.5)
 
 
 def test_estimates_count_this_round_and_only_the_clients_own_age():

@@ -329,6 +329,7 @@ def test_needs():
         {"estimates": "guess"},
         {"prior": -1.0},
         {"batch_size": 0},
+        {"batch_size": 2.5},
         {"minimum_loss": "none"},
         {"minimum_loss": [float("inf")]},
     ],

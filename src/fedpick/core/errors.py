@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
 
 __all__ = [
     "DataError",
@@ -29,6 +30,7 @@ __all__ = [
     "StateFileError",
     "UnknownName",
     "require",
+    "require_whole",
     "unknown_name",
 ]
 
@@ -89,3 +91,10 @@ def require(condition: bool, owner: object, parameter: str, expected: str) -> No
             f"The {parameter!r} parameter of {type(owner).__name__} must be {expected}. "
             f"Got {getattr(owner, parameter)!r} instead."
         )
+
+
+def require_whole(owner: object, parameter: str, least: int) -> None:
+    """Refuse a hyper-parameter of `owner` that is neither None nor a whole number of at least `least`."""
+    value = getattr(owner, parameter)
+    whole = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+    require(value is None or whole, owner, parameter, f"None or a whole number of at least {least}")

@@ -39,7 +39,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from fedpick.availability.estimators import AvailabilityCounts, no_counts
-from fedpick.core.errors import InvalidInput, require
+from fedpick.core.errors import InvalidInput, require, require_whole
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.state import derived, per_client
 from fedpick.core.types import BoolArray, Clients, FloatArray, IntArray, Probe, RoundContext, Selection
@@ -115,7 +115,7 @@ class CAFed(Policy[CAFedState]):
         require(self.kappa2 >= 0, self, "kappa2", "a number of at least 0")
         require(0 <= self.tau < np.inf, self, "tau", "a finite number of at least 0")
         require(0 <= self.smoothing < 1, self, "smoothing", "a share of at least 0 and below 1")
-        require(self.batch_size is None or self.batch_size >= 1, self, "batch_size", "None or at least 1")
+        require_whole(self, "batch_size", 1)
         if isinstance(self.minimum_loss, str):
             require(self.minimum_loss in ("running", "zero"), self, "minimum_loss", "'running', 'zero' or values")
         else:  # as a tuple, so that the policy stays a hashable value

@@ -19,7 +19,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from fedpick.availability.estimators import AvailabilityCounts, no_counts
-from fedpick.core.errors import require
+from fedpick.core.errors import require_whole
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.sampling import top_k
 from fedpick.core.types import Clients, RoundContext, Selection
@@ -63,7 +63,7 @@ class F3AST(Policy[AvailabilityCounts]):
 
     def __post_init__(self) -> None:
         check_estimates(self)
-        require(self.cohort_size is None or self.cohort_size >= 1, self, "cohort_size", "None or at least 1")
+        require_whole(self, "cohort_size", 1)
 
     @property
     def needs(self) -> frozenset[Signal]:
