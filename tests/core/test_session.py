@@ -132,6 +132,11 @@ def test_a_measure_of_the_wrong_length_is_refused():
         Session(Recorder(), CLIENTS).ask(budget=2, measure=lambda probe: np.ones(3))
 
 
+def test_a_loss_is_one_number_per_client():
+    with pytest.raises(InvalidInput, match=r"the shape \(6,\)\. Got \(6, 2\)"):
+        Session(Recorder(), CLIENTS).ask(budget=2, measure=lambda probe: np.ones((6, 2)))
+
+
 def test_missing_signals_are_refused_before_the_first_round():
     with pytest.raises(MissingSignal, match="needs the signal 'loss'"):
         Session(Recorder(), CLIENTS, provides=frozenset({Signal.DURATION}))

@@ -142,6 +142,11 @@ class Session:
                 f"measure must return one value (or one vector) for each of the {len(probe.clients)} probed clients. "
                 f"Got an array of shape {values.shape}."
             )
+        if probe.signal is Signal.LOSS and values.ndim != 1:
+            raise InvalidInput(
+                f"A loss is one number per client: measure must return the shape ({len(probe.clients)},). "
+                f"Got {values.shape}."
+            )
         values, rejected = clean_answers(values, self.report_limit)
         return Measurement(clients=probe.clients, values=values), rejected
 
