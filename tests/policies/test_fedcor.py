@@ -306,6 +306,13 @@ def test_other_configurations_keep_the_contract_too(variant, updates):
             check(policy)
 
 
+@pytest.mark.slow
+def test_updates_and_picks_at_a_million_clients():
+    """The check of the kit ends before the warm-up of the defaults does."""
+    policy = fedpick.policies.get("fedcor", warmup=1, interval=1, warmup_iterations=2, iterations=2)
+    testing.one_million_clients(policy)
+
+
 def test_the_page_runs():
     page = (Path(__file__).parents[2] / "docs/policies/fedcor.md").read_text()
     for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
