@@ -19,7 +19,7 @@ from fedpick.report.charts_base import numbers, read_material
 from fedpick.report.charts_collect import CHOSEN, FAILED
 from fedpick.report.charts_learned import cluster_order, flat_map
 from fedpick.report.charts_palette import styles_of
-from fedpick.report.html_parts import spec_toml
+from fedpick.report.html_parts import spec_toml, tiles
 
 
 def charts_of(store):
@@ -147,6 +147,20 @@ def test_colours_can_be_seen_on_their_page():
     for style in styles_of(range(8)).values():
         assert 1.05 / (luminance(style.light) + 0.05) >= 3
         assert (luminance(style.dark) + 0.05) / (luminance("#161d24") + 0.05) >= 3
+
+
+def test_the_headline_names_all_that_are_level(tmp_path):
+    made = make_store(tmp_path / "s.sqlite", make_spec(("uniform", "fedgs"), seeds=1, rounds=3, targets=()))
+    material = read_material(made)
+    styles = styles_of(["uniform", "fedgs"])
+    for run in (run for policy in material.results.policies for run in policy.runs):
+        run.rounds["accuracy"][-1] = 0.75
+    level = re.search(r"Highest final accuracy</p>(.*?)</div>", tiles(material, styles)).group(1)
+    assert "uniform" in level and "fedgs" in level and "75.0 %" in level
+    material.results.policies[1].runs[0].rounds["accuracy"][-1] = 0.76
+    first = re.search(r"Highest final accuracy</p>(.*?)</div>", tiles(material, styles)).group(1)
+    assert "uniform" not in first and "fedgs" in first and "76.0 %" in first
+    made.close()
 
 
 def test_labels_and_titles_are_text_never_markup(tmp_path):

@@ -99,12 +99,20 @@ def tiles(material: Material, styles: Mapping[str, Style]) -> str:
         if winner is None:
             continue
         quantity = dict(lines)[winner][0]
+        best = quantity.mean or 0.0
+        level = [label for label, (each,) in lines if each.mean is not None and np.isclose(each.mean, best)]
+        names = "".join(f"{_dot(styles[label])}{escape(label)}" for label in level)
+        value = column.text(quantity) if len(level) == 1 else _mean(column, quantity)
         made.append(
-            f'<div class="tile"><p class="what">{escape(what)}</p>'
-            f'<p class="who">{_dot(styles[winner])}{escape(winner)}</p>'
-            f'<p class="value">{escape(column.text(quantity) + unit)}</p></div>'
+            f'<div class="tile"><p class="what">{escape(what)}</p><p class="who">{names}</p>'
+            f'<p class="value">{escape(value + unit)}</p></div>'
         )
     return f'<div class="tiles">{"".join(made)}</div>' if made else ""
+
+
+def _mean(column: Column, quantity: analysis.Quantity) -> str:
+    """Of several that are level: their means agree, their deviations need not."""
+    return column.text(analysis.Quantity((quantity.mean,)))
 
 
 def _hardest_reached(results: Results) -> float | None:
