@@ -179,6 +179,12 @@ class Session:
         self._state = states.carry_over(self._state, fresh)
         self.clients = clients
 
+    def restore(self, arrays: Mapping[str, NDArray[Any]], plain: Mapping[str, Any], *, round: int) -> None:
+        """Go on in this round from a state taken apart with `fedpick.core.state.split(session.state)`."""
+        self._state = states.join(self._state, arrays, plain)
+        self._pending = None
+        self.round = whole_number(round, "round", 0)
+
     def save(self, path: str | Path) -> None:
         """Write the committed state to a directory; a crash at any moment leaves the previous state loadable."""
         arrays, plain = states.split(self._state)
@@ -224,8 +230,7 @@ class Session:
             provides=provides,
             report_limit=manifest["report_limit"],
         )
-        session._state = states.join(session._state, arrays, manifest["plain"])
-        session.round = manifest["round"]
+        session.restore(arrays, manifest["plain"], round=manifest["round"])
         return session
 
 

@@ -225,7 +225,9 @@ class PolicyStrategy(Strategy):
         count = min(max(int(len(order) * fraction), least), len(order))
         if fraction == 0.0 or count == 0:
             return []
-        rng = stream(self._settings.seed, server_round, Purpose.MEASURE)
+        # The session's round, not Flower's: that one starts at 1 again after every restart.
+        index = self.session.round if self.session is not None else 0
+        rng = stream(self._settings.seed, index, Purpose.MEASURE)
         chosen = [order[place] for place in np.sort(sample_uniform(np.ones(len(order), dtype=bool), count, rng))]
         with everybody(self.inner, len(chosen)):
             self._evaluations = list(
@@ -290,15 +292,6 @@ class PolicyStrategy(Strategy):
             name: np.array([number(metrics_of(reply).get(key)) for reply in answers], dtype=np.float64)
             for name, key in self._settings.reports.items()
         }
-        if np.isnan(columns.get("duration", np.nan)).all():
-            starts = {message.metadata.message_id: message.metadata.created_at for message in self._messages}
-            columns["duration"] = np.array(
-                [
-                    np.nan if reply is None else reply.metadata.created_at - starts[reply.metadata.reply_to_message_id]
-                    for reply in answers
-                ],
-                dtype=np.float64,
-            )
         squares = [
             np.nan
             if update is None
