@@ -1,8 +1,8 @@
 """The records that cross the contract: frozen, made of read-only arrays, validated on entry.
 
 N clients in the table, k chosen, d probed. Arrays are copied only where the input is not an array of the right type;
-what a record holds is a read-only view: a policy cannot change a driver's data. (A driver that goes on writing to an array
-it handed over changes the record, too; a million clients are not copied at every step.)
+what a record holds is a read-only view: a policy cannot change a driver's data. (A driver that goes on writing to an
+array it handed over changes the record, too; a million clients are not copied at every step.)
 """
 
 from __future__ import annotations
