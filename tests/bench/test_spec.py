@@ -189,3 +189,28 @@ def test_lines_of_nested_tables():
     assert line_of(lines, ("policies", 1, "a", "b", "c")) == 7
     assert line_of(lines, ("nothing",)) is None
     assert key_lines('a = """\nb = 1\n"""\nc = 2') == {("a",): 1, ("c",): 4}
+
+
+def test_labels_do_without_commas_because_only_splits_at_them(tmp_path):
+    assert "toy.toml:21: A label must do without commas" in refusal(tmp_path, '"MD"', '"MD, twice"')
+
+
+def test_loss_targets_need_losses_and_stay_out_of_older_hashes(tmp_path):
+    assert "set losses_every" in refusal(tmp_path, "budget = 3", "budget = 3\nloss_targets = [0.7]")
+    assert "finite" in refusal(tmp_path, "budget = 3", "budget = 3\nlosses_every = 1\nloss_targets = [inf]")
+    plain = read(tmp_path, GOOD)
+    spec = read(tmp_path, GOOD.replace("budget = 3", "budget = 3\nlosses_every = 1\nloss_targets = [0.7]"))
+    assert spec.loss_targets == (0.7,)
+    assert spec.to_dict()["run"]["loss_targets"] == [0.7]
+    assert not {"loss_targets", "validation_every"} & set(plain.to_dict()["run"])
+    assert "validation_every" not in plain.settings_of(plain.policies[0], 0)
+    validated = read(tmp_path, GOOD.replace("budget = 3", "budget = 3\nvalidation_every = 2"))
+    assert validated.settings_of(validated.policies[0], 0)["validation_every"] == 2
+
+
+def test_history_is_a_number_of_rounds(tmp_path):
+    section = '[availability]\nname = "log-normal"\nhistory = {}\n[run]'
+    spec = read(tmp_path, GOOD.replace("[run]", section.format(100)))
+    assert spec.settings_of(spec.policies[0], 0)["availability"]["history"] == 100
+    assert "at least 0" in refusal(tmp_path, "[run]", section.format(-1))
+    assert "a whole number" in refusal(tmp_path, "[run]", section.format("'long'"))

@@ -111,8 +111,7 @@ class TinySimulation:
         arrays, plain = unpack_checkpoint(content)
         self.model, self.sent = arrays.pop("model"), plain["sent"]
         policy = {name.removeprefix("policy/"): value for name, value in arrays.items()}
-        self.session._state = states.join(self.session.state, policy, plain["policy"])
-        self.session.round = plain["round"]
+        self.session.restore(policy, plain["policy"], round=plain["round"])
 
 
 BUILD = "tiny_simulation:TinySimulation"

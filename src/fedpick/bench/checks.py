@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,10 +21,13 @@ _RUN_KEYS = [
     Option("evaluate_every", int),
     Option("losses_every", int),
     Option("local_accuracy_every", int),
+    Option("validation_every", int),
     Option("targets", list[float]),
+    Option("loss_targets", list[float]),
 ]
 # Keys that are not handed to the thing itself.
 _OWN_SEED = Option("seed", int)
+_HISTORY = Option("history", int)
 POLICY_KEYS = [Option("name", str), Option("label", str), Option("local", dict), Option("server", dict)]
 
 
@@ -57,7 +61,9 @@ def content_problems(content: Mapping[str, Any], known: Registries) -> list[Prob
     problems: list[Problem] = []
     for section in ("data", "partition", "availability"):
         if section in content:
-            problems += _named_problems(section, content[section], known, (section,), extra=[_OWN_SEED])
+            extra = [_OWN_SEED, _HISTORY] if section == "availability" else [_OWN_SEED]
+            problems += _named_problems(section, content[section], known, (section,), extra=extra)
+    problems += _history_problems(content.get("availability", {}))
     problems += _name_problems("task", content["task"], known, ("task",))
     for section in ("local", "server", "faults", "simulator"):
         options = content.get(section, {})
@@ -98,6 +104,14 @@ def _named_problems(
     return problems
 
 
+def _history_problems(table: Mapping[str, Any]) -> list[Problem]:
+    history = table.get("history", 0)
+    if isinstance(history, int) and history < 0:
+        message = f"[availability]: 'history' must be a number of rounds of at least 0. Got {history}."
+        return [Problem(("availability", "history"), message)]
+    return []
+
+
 def _settings_problems(section: str, table: Mapping[str, Any], known: Registries, path: Path) -> list[Problem]:
     problems = check_options(f"[{section}]", table, known.options[section](""), path)
     if not problems and section in known.build and (error := first_error(known.build[section], **table)):
@@ -114,7 +128,7 @@ def run_problems(run: Mapping[str, Any]) -> list[Problem]:
     def refuse(key: str, message: str) -> None:
         problems.append(Problem(("run", key), f"[run]: {message}"))
 
-    for key in ("rounds", "budget", "evaluate_every", "losses_every", "local_accuracy_every"):
+    for key in ("rounds", "budget", "evaluate_every", "losses_every", "local_accuracy_every", "validation_every"):
         if key in run and run[key] < 1:
             refuse(key, f"{key!r} must be a whole number of at least 1. Got {run[key]}.")
     every = run.get("evaluate_every", 1)
@@ -131,6 +145,11 @@ def run_problems(run: Mapping[str, Any]) -> list[Problem]:
     for target in run.get("targets", []):
         if not 0 < target <= 1:
             refuse("targets", f"a target is a test accuracy in (0, 1], such as 0.69. Got {target}.")
+    for target in run.get("loss_targets", []):
+        if not math.isfinite(target):
+            refuse("loss_targets", f"a loss target is a finite number, such as 0.7. Got {target}.")
+    if run.get("loss_targets") and "losses_every" not in run:
+        refuse("loss_targets", "loss_targets need everybody's loss: set losses_every, such as losses_every = 1.")
     return problems
 
 
@@ -144,6 +163,9 @@ def _policy_problems(content: Mapping[str, Any], known: Registries) -> list[Prob
             found = _policy_value_problems(content, table, known, path)
         problems += found
         label = table.get("label", table.get("name"))
+        if isinstance(label, str) and "," in label:
+            message = f"A label must do without commas, which separate names in --only. Got {label!r}."
+            problems.append(Problem((*path, "label"), message))
         if isinstance(label, str) and labels.setdefault(label, position) != position:
             problems.append(
                 Problem(path, f"Two policies are called {label!r}: give this one a label = '...' of its own.")

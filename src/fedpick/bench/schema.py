@@ -227,15 +227,12 @@ def _module(name: str) -> Any:
 
 
 def _data_options(name: str) -> list[Option] | None:
-    return options_of(_module("fedpick.data.registry")._loader(name), skip=["seed"])
+    return options_of(_module("fedpick.data.registry").loader_of(name), skip=["seed"])
 
 
 def _task_options(name: str) -> list[Option] | None:
     """The one check that needs JAX: asked last. The data decide the input's shape and the number of classes."""
-    tasks = _module("fedpick.sim.tasks")
-    _module("fedpick.sim.devices").require_jax()
-    builder = getattr(_module("fedpick.sim.models"), tasks._TASKS[name][0])
-    return options_of(builder, skip=["input_shape", "num_classes"])
+    return options_of(_module("fedpick.sim.tasks").builder_of(name), skip=["input_shape", "num_classes"])
 
 
 _PARTITION_OPTIONS = [Option("holdout", float), Option("split", list[float])]
@@ -243,7 +240,7 @@ _PARTITION_OPTIONS = [Option("holdout", float), Option("split", list[float])]
 
 def _partition_options(name: str) -> list[Option] | None:
     """What every partition takes, and the keyword-only options of the dealer behind this one."""
-    dealer = _module("fedpick.data.partition")._dealer(name)
+    dealer = _module("fedpick.data.partition").dealer_of(name)
     fixed = set(getattr(dealer, "keywords", {}))
     function = getattr(dealer, "func", dealer)
     own = [

@@ -15,23 +15,25 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedpick import availability, data
 from fedpick.bench.records import RoundRecord, pack_checkpoint, unpack_checkpoint
 from fedpick.bench.schema import build_settings
 from fedpick.core import registry
 from fedpick.core import state as states
-from fedpick.core.errors import InvalidInput
+from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.session import Session
-from fedpick.data.registry import _loader
+from fedpick.core.types import Outcome
+from fedpick.data.registry import loader_of
 
 if TYPE_CHECKING:
     from fedpick.data.types import Dataset, Federation
     from fedpick.sim import RoundRecord as SimulatedRound
     from fedpick.sim import Simulator
 
-__all__ = ["FederatedRun", "Simulation", "build", "refuse_early"]
+__all__ = ["FederatedRun", "LaterTrace", "Simulation", "build", "refuse_early", "watch"]
 
 
 class Simulation(Protocol):
@@ -80,7 +82,7 @@ def _data_texts(settings: Mapping[str, Any]) -> tuple[str, str]:
     """What decides the federation, as keys for the caches."""
     seed = settings["seed"]
     dataset = dict(settings["data"])
-    if "seed" in inspect.signature(_loader(dataset["name"])).parameters:
+    if "seed" in inspect.signature(loader_of(dataset["name"])).parameters:
         dataset = _seeded(dataset, seed)
     else:
         dataset.pop("seed", None)
@@ -89,10 +91,41 @@ def _data_texts(settings: Mapping[str, Any]) -> tuple[str, str]:
 
 def _clients_and_trace(settings: Mapping[str, Any], federation: Federation) -> tuple[Any, Any]:
     options = _seeded(settings["availability"], settings["seed"])
-    seed = options.pop("seed")
+    seed, _ = options.pop("seed"), options.pop("history", None)
     clients = federation.clients()
     trace = availability.get(options.pop("name"), **options).start(clients, seed)
     return trace.oracle(clients), trace
+
+
+@dataclass(frozen=True)
+class LaterTrace:
+    """A trace from some round on: that one is round 0."""
+
+    trace: Any
+    first: int
+
+    def mask(self, round: int) -> NDArray[np.bool_]:
+        """(N,) who is available, so many rounds after the first."""
+        mask: NDArray[np.bool_] = self.trace.mask(self.first + round)
+        return mask
+
+
+def watch(session: Session, trace: Any, rounds: int) -> None:
+    """Show the policy who was available in so many rounds of the past; it may choose nobody, and nobody is measured.
+
+    Afterwards the session is in round 0 again, with what the policy learned.
+    """
+    nobody = np.empty(0, np.int64)
+    for index in range(rounds):
+        try:
+            session.ask(available=trace.mask(index), budget=0)
+        except MissingSignal as error:
+            raise InvalidInput(
+                f"[availability]: history shows masks alone, but {type(session.policy).__name__} wants to measure "
+                "clients even in a round without a budget. Leave out history, or this policy."
+            ) from error
+        session.tell(Outcome(index=index, clients=nobody, completed=nobody.astype(bool)))
+    session.restore(*states.split(session.state), round=0)
 
 
 @dataclass
@@ -124,18 +157,29 @@ class FederatedRun:
         """See `Simulation.rounds`."""
         from fedpick.sim import simulate
 
+        history = self.settings["availability"].get("history", 0)
+        if history and self.session.round == 0:  # a checkpoint has it in the policy's state
+            watch(self.session, self.trace, history)
         # Without a last round: which rounds are evaluated must not depend on how many were asked for this time.
         for record in simulate(
             self.simulator,
             self.session,
             rounds=sys.maxsize,
             budget=self.settings["budget"],
-            availability=self.trace,
+            availability=LaterTrace(self.trace, history) if history else self.trace,
             evaluate_every=self.settings["evaluate_every"],
             losses_every=self.settings["losses_every"],
             local_accuracy_every=self.settings["local_accuracy_every"],
         ):
-            yield _record(record, len(self.session.clients))
+            yield _record(record, len(self.session.clients), self._validation(record.index))
+
+    def _validation(self, index: int) -> dict[str, NDArray[Any]]:
+        """Loss and accuracy on the clients' validation data after this round, where the spec asks for them."""
+        every = self.settings.get("validation_every")
+        if every is None or (index + 1) % every:
+            return {}
+        losses, accuracies = self.simulator.evaluate_clients("validation")
+        return {"validation": np.array([self.simulator.weighted(losses), self.simulator.weighted(accuracies)])}
 
     def checkpoint(self) -> bytes:
         """See `Simulation.checkpoint`."""
@@ -163,11 +207,10 @@ class FederatedRun:
         simulator.params, simulator.velocity = jax.tree.unflatten(structure, leaves)
         simulator.round = plain["round"]
         simulator.counters = Counters(**plain["counters"])
-        session._state = states.join(session.state, policy, plain["policy"])
-        session.round = plain["round"]
+        session.restore(policy, plain["policy"], round=plain["round"])
 
 
-def _record(record: SimulatedRound, num_clients: int) -> RoundRecord:
+def _record(record: SimulatedRound, num_clients: int, extra: Mapping[str, NDArray[Any]]) -> RoundRecord:
     selection, outcome = record.selection, record.outcome
     everybody = np.ones(num_clients, dtype=bool)
     return RoundRecord(
@@ -188,7 +231,7 @@ def _record(record: SimulatedRound, num_clients: int) -> RoundRecord:
         objective=record.objective,
         local_accuracy=record.local_accuracy,
         diagnostics=selection.diagnostics,
-        evaluation={} if record.losses is None else {"losses": record.losses},
+        evaluation={**extra} if record.losses is None else {**extra, "losses": record.losses},
     )
 
 
@@ -224,6 +267,11 @@ def build(settings: Mapping[str, Any]) -> FederatedRun:
         clients=clients,
         **settings["simulator"],
     )
+    if settings.get("validation_every") and not federation.validation_sizes.any():
+        raise InvalidInput(
+            "[run]: validation_every needs validation data: set holdout = 0.2 in [partition], or a split with a share "
+            "for validation."
+        )
     session = Session(_policy(settings), clients, settings["seed"], provides=simulator.provides)
     histogram = federation.label_histogram
     row = {

@@ -18,7 +18,7 @@
     [server]               # optional: fields of fedpick.sim.ServerStep
     lr = 1.0
     [availability]         # optional: name and the options of that process; everybody otherwise
-    name = "ideal"
+    name = "ideal"         # `history = 100`: policies see so many rounds of masks before the first one
     [faults]               # optional: fields of fedpick.sim.Faults (dropout, nan, deadline, ...)
     [simulator]            # optional: losses_on, shards, group, sketch, noise_examples of fedpick.sim.Simulator
     losses_on = "validation"
@@ -29,11 +29,13 @@
     evaluate_every = 1     # round t (from 0) is evaluated where t + 1 is a multiple of this
     losses_every = 10      # optional: everybody's loss likewise (never, if left out)
     local_accuracy_every = 10  # optional: accuracy on the clients' own test data likewise (never, if left out)
+    validation_every = 10  # optional: loss and accuracy on the clients' validation data likewise (never, if left out)
     targets = [0.69]       # test accuracies for the rounds-to-target table
+    loss_targets = [0.7]   # optional: training losses (of everybody, on losses_on) likewise; needs losses_every
 
     [[policies]]           # one per line in the tables; keys beside these four are its hyper-parameters
     name = "fedcor"
-    label = "FedCor"       # optional; must be unique
+    label = "FedCor"       # optional; must be unique, without commas
     warmup = 15
     local = { lr = 0.01 }  # optional: overrides of [local] and [server] for this policy only
     server = { lr = 0.3 }
@@ -127,6 +129,8 @@ class Spec:
     local_accuracy_every: int | None
     targets: tuple[float, ...]
     policies: tuple[PolicySpec, ...]
+    validation_every: int | None = None
+    loss_targets: tuple[float, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As in the TOML file, with every default of the spec itself written out."""
@@ -138,6 +142,9 @@ class Spec:
             "losses_every": self.losses_every,
             "local_accuracy_every": self.local_accuracy_every,
             "targets": list(self.targets),
+            # Younger keys are there only where they are used: older specs keep their hash.
+            "validation_every": self.validation_every,
+            "loss_targets": list(self.loss_targets) or None,
         }
         return {
             "title": self.title,
@@ -163,6 +170,8 @@ class Spec:
     def settings_of(self, policy: PolicySpec, seed: int) -> dict[str, Any]:
         """Everything that decides the rows of one run."""
         shared = self.to_dict()
+        # Only where it is asked for: runs from before there was such a key keep theirs.
+        validation = {} if self.validation_every is None else {"validation_every": self.validation_every}
         return {
             **{key: shared[key] for key in ("data", "partition", "task", "availability", "faults", "simulator")},
             "local": {**self.local, **policy.local},
@@ -171,6 +180,7 @@ class Spec:
             "evaluate_every": self.evaluate_every,
             "losses_every": self.losses_every,
             "local_accuracy_every": self.local_accuracy_every,
+            **validation,
             "policy": {"name": policy.name, **policy.parameters},
             "seed": seed,
         }
@@ -311,6 +321,8 @@ def _assemble(content: Mapping[str, Any], title: str) -> Spec:
         losses_every=run.get("losses_every"),
         local_accuracy_every=run.get("local_accuracy_every"),
         targets=tuple(float(target) for target in run.get("targets", [])),
+        validation_every=run.get("validation_every"),
+        loss_targets=tuple(float(target) for target in run.get("loss_targets", [])),
         policies=tuple(
             PolicySpec(
                 name=table["name"],

@@ -31,7 +31,8 @@ Schema, version 1. Public: scripts may read it with any SQL tool. Rounds count f
     (k,) float64 each (NaN: not reported), available: NULL (everybody), or zlib of numpy.packbits of the (N,) mask
 `arrays`           larger things, where there are any
     run_id, round, name, value (zlib of a .npy file). Names: "policy/..." the arrays in the policy's diagnostics,
-    "evaluation/losses" (N,) everybody's loss
+    "evaluation/losses" (N,) everybody's loss, "evaluation/validation" (2,) loss and accuracy on the clients'
+    validation data, weighted by importance
 `checkpoints`      where a run goes on: run_id, rounds_done, content (.npz of model and policy state)
 
 Arrays without another note are raw little-endian bytes: `numpy.frombuffer(value, "<f8")`. A number NaN is NULL.

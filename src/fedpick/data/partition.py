@@ -16,7 +16,7 @@ from fedpick.data.dealing import Owners, iid, natural, shards, two_labels
 from fedpick.data.dirichlet import dirichlet_class, dirichlet_lognormal, dirichlet_qp
 from fedpick.data.types import Dataset, Federation
 
-__all__ = ["describe_partition", "partition", "partition_names"]
+__all__ = ["dealer_of", "describe_partition", "partition", "partition_names"]
 
 _NATURAL = "natural"
 _DEALERS: dict[str, Callable[..., Owners]] = {
@@ -40,7 +40,7 @@ def partition_names() -> tuple[str, ...]:
 
 def describe_partition(name: str) -> str:
     """One line about a partition."""
-    dealer = _dealer(name)
+    dealer = dealer_of(name)
     return _ALIASES.get(name) or (inspect.getdoc(dealer) or "").splitlines()[0]
 
 
@@ -66,7 +66,7 @@ def partition(
     >>> federation.num_clients, bool((federation.sizes == federation.train_sizes + federation.validation_sizes).all())
     (5, True)
     """
-    dealer = _dealer(name)
+    dealer = dealer_of(name)
     shares = _shares(holdout, split)
     _check_options(name, dealer, options)
     rng = stream(seed, 0, Purpose.PARTITION)
@@ -87,7 +87,8 @@ def partition(
     return _assemble(dataset, name, owner, count, shares, rng, info)
 
 
-def _dealer(name: str) -> Callable[..., Owners]:
+def dealer_of(name: str) -> Callable[..., Owners]:
+    """The function behind a name; its keyword-only arguments are the options of the partition."""
     if name not in _DEALERS:
         raise unknown_name("partition", name, _DEALERS, "`fedpick list partitions` shows them all")
     return _DEALERS[name]

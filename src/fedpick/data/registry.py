@@ -14,7 +14,7 @@ from fedpick.data.sources import Collection, Progress, find_files
 from fedpick.data.synthetic import leaf_synthetic, quadratic, synthetic
 from fedpick.data.types import Dataset
 
-__all__ = ["cite", "describe", "fetch", "load", "names"]
+__all__ = ["cite", "describe", "fetch", "load", "loader_of", "names"]
 
 _LOADERS: dict[str, Callable[..., Dataset]] = {
     "cifar10": cifar10,
@@ -53,7 +53,8 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_LOADERS))
 
 
-def _loader(name: str) -> Callable[..., Dataset]:
+def loader_of(name: str) -> Callable[..., Dataset]:
+    """The function behind a name; its keyword arguments are the options of the data set."""
     if name not in _LOADERS:
         raise unknown_name("data set", name, _LOADERS, "`fedpick list datasets` shows them all")
     return _LOADERS[name]
@@ -61,12 +62,12 @@ def _loader(name: str) -> Callable[..., Dataset]:
 
 def describe(name: str) -> str:
     """One line about a data set."""
-    return (inspect.getdoc(_loader(name)) or "").splitlines()[0]
+    return (inspect.getdoc(loader_of(name)) or "").splitlines()[0]
 
 
 def cite(name: str) -> str:
     """Whom to cite for a data set."""
-    _loader(name)
+    loader_of(name)
     return _CITATIONS[name]
 
 
@@ -77,7 +78,7 @@ def load(name: str, **options: Any) -> Dataset:
     >>> load("synthetic", alpha=0.5, beta=0.5, num_clients=10, seed=1).num_classes
     10
     """
-    loader = _loader(name)
+    loader = loader_of(name)
     known = list(inspect.signature(loader).parameters)
     for option in options:
         if option not in known:
@@ -90,7 +91,7 @@ def fetch(name: str, directory: str | Path | None = None, progress: Progress | N
 
     Data sets that are generated or come with a package have no files: the list is empty.
     """
-    _loader(name)
+    loader_of(name)
     paths: list[Path] = []
     for collection in _COLLECTIONS.get(name, ()):
         store = None if directory is None else Path(directory) / collection.name

@@ -17,7 +17,7 @@ from typing import Any
 from fedpick.core.errors import InvalidInput, unknown_name
 from fedpick.sim.devices import require_jax
 
-__all__ = ["Task", "describe", "get", "names"]
+__all__ = ["Task", "builder_of", "describe", "get", "names"]
 
 Array = Any
 Params = Any
@@ -73,13 +73,18 @@ def describe(name: str) -> str:
     return _TASKS[name][1]
 
 
-def get(name: str, **options: Any) -> Task:
-    """Build a task by name. All take `input_shape` and `num_classes`; the rest is each task's own."""
+def builder_of(name: str) -> Callable[..., Task]:
+    """The function behind a name; its keyword arguments are the options of the task."""
     describe(name)
     require_jax()
     from fedpick.sim import models
 
-    builder = getattr(models, _TASKS[name][0])
+    return getattr(models, _TASKS[name][0])  # type: ignore[no-any-return]
+
+
+def get(name: str, **options: Any) -> Task:
+    """Build a task by name. All take `input_shape` and `num_classes`; the rest is each task's own."""
+    builder = builder_of(name)
     known = inspect.signature(builder).parameters
     if unknown := sorted(set(options) - set(known)):
         raise InvalidInput(f"The task {name!r} has the options {', '.join(known)}. Got {', '.join(unknown)}.")
