@@ -37,7 +37,7 @@ Params = Any
 
 HEAVY = 10_000
 """Models with more parameters than this are trained one client at a time on every core; smaller ones in batches."""
-SMALL_GROUP = 32
+SMALL_GROUP = 16
 
 
 class Simulator:
