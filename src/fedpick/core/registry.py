@@ -32,7 +32,7 @@ BUILT_IN: dict[str, str] = {
     "fedgs": "fedpick.policies.fedgs:FedGS",
     "ca-fed": "fedpick.policies.ca_fed:CAFed",
     "unbiased": "fedpick.policies.unbiased:Unbiased",
-    "more-available": "fedpick.policies.more_available:MoreAvailable",
+    "more-available": "fedpick.policies.unbiased:MoreAvailable",
     "adafed": "fedpick.policies.adafed:AdaFed",
     "f3ast": "fedpick.policies.f3ast:F3AST",
 }

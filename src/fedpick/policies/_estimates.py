@@ -14,6 +14,8 @@ available at least once, and its estimate is above 0 even with prior = 0.
 
 from __future__ import annotations
 
+from abc import ABC
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -23,14 +25,17 @@ from fedpick.availability.estimators import (
     estimate_availability,
     estimate_correlation,
     estimate_stationary_availability,
+    no_counts,
     update_counts,
 )
 from fedpick.core.errors import InvalidInput, require
-from fedpick.core.policy import Signal
+from fedpick.core.policy import Policy, Signal
 from fedpick.core.sampling import sample_uniform
-from fedpick.core.types import BoolArray, FloatArray, IntArray, RoundContext
+from fedpick.core.types import BoolArray, Clients, FloatArray, IntArray, RoundContext
 
 __all__ = [
+    "RODIO",
+    "AvailabilityAware",
     "availability_of",
     "check_estimates",
     "correlation_of",
@@ -43,6 +48,19 @@ __all__ = [
 _SOURCES = ("bayes", "bayes-chain", "oracle")
 
 CountsT = TypeVar("CountsT", bound=AvailabilityCounts)
+
+RODIO = """
+        @article{rodio2024federated,
+          title = {Federated Learning Under Heterogeneous and Correlated Client Availability},
+          author = {Rodio, Angelo and Faticanti, Francescomaria and Marfoq, Othmane and Neglia, Giovanni and
+                    Leonardi, Emilio},
+          journal = {IEEE/ACM Transactions on Networking},
+          volume = {32},
+          number = {2},
+          pages = {1451--1460},
+          year = {2024}
+        }"""
+"""The paper of ca-fed and of the baselines that have none of their own."""
 
 
 class _UsesEstimates(Protocol):
@@ -113,3 +131,20 @@ def sample_within_budget(eligible: BoolArray, budget: int, rng: np.random.Genera
         return np.flatnonzero(eligible).astype(np.int64), 1.0
     chosen = sample_uniform(eligible, budget, rng)
     return chosen, count / budget if budget else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AvailabilityAware(Policy[AvailabilityCounts], ABC):
+    """What the baselines that weigh by availability have in common; each adds its own `select`."""
+
+    estimates: str = "bayes"
+    prior: float = 1.0
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        """The true availability, with an oracle."""
+        return oracle_signals(self, Signal.AVAILABILITY)
+
+    def init(self, clients: Clients, rng: np.random.Generator) -> AvailabilityCounts:
+        """Nothing seen yet."""
+        return AvailabilityCounts(**no_counts(len(clients)))

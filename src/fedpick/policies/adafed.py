@@ -19,16 +19,15 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from fedpick.availability.estimators import AvailabilityCounts, no_counts
+from fedpick.availability.estimators import AvailabilityCounts
 from fedpick.core.errors import require
-from fedpick.core.policy import Policy, Signal
-from fedpick.core.types import Clients, RoundContext, Selection
+from fedpick.core.types import RoundContext, Selection
 from fedpick.policies._estimates import (
+    AvailabilityAware,
     availability_of,
     check_estimates,
     count_mask,
     inverse_weights,
-    oracle_signals,
     sample_within_budget,
 )
 
@@ -37,7 +36,7 @@ __all__ = ["AdaFed"]
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class AdaFed(Policy[AvailabilityCounts]):
+class AdaFed(AvailabilityAware):
     """Everybody available, weighted by importance over availability, normalised in every round.
 
     Args:
@@ -46,8 +45,6 @@ class AdaFed(Policy[AvailabilityCounts]):
         normalize_over: with a small budget, "available" keeps the expected step, "cohort" keeps a sum of 1.
     """
 
-    estimates: str = "bayes"
-    prior: float = 1.0
     normalize_over: str = "available"
 
     reference: ClassVar[str] = """
@@ -61,15 +58,6 @@ class AdaFed(Policy[AvailabilityCounts]):
     def __post_init__(self) -> None:
         check_estimates(self)
         require(self.normalize_over in ("available", "cohort"), self, "normalize_over", "'available' or 'cohort'")
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        """The true availability, with an oracle."""
-        return oracle_signals(self, Signal.AVAILABILITY)
-
-    def init(self, clients: Clients, rng: np.random.Generator) -> AvailabilityCounts:
-        """Nothing seen yet."""
-        return AvailabilityCounts(**no_counts(len(clients)))
 
     def select(
         self, state: AvailabilityCounts, context: RoundContext, rng: np.random.Generator

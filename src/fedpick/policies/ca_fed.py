@@ -44,6 +44,7 @@ from fedpick.core.policy import Policy, Signal
 from fedpick.core.state import derived, per_client
 from fedpick.core.types import BoolArray, Clients, FloatArray, IntArray, Probe, RoundContext, Selection
 from fedpick.policies._estimates import (
+    RODIO,
     availability_of,
     check_estimates,
     correlation_of,
@@ -98,17 +99,7 @@ class CAFed(Policy[CAFedState]):
     batch_size: int | None = 64
     minimum_loss: str | Sequence[float] = "running"
 
-    reference: ClassVar[str] = """
-        @article{rodio2024federated,
-          title = {Federated Learning Under Heterogeneous and Correlated Client Availability},
-          author = {Rodio, Angelo and Faticanti, Francescomaria and Marfoq, Othmane and Neglia, Giovanni and
-                    Leonardi, Emilio},
-          journal = {IEEE/ACM Transactions on Networking},
-          volume = {32},
-          number = {2},
-          pages = {1451--1460},
-          year = {2024}
-        }"""
+    reference: ClassVar[str] = RODIO
 
     def __post_init__(self) -> None:
         check_estimates(self)

@@ -18,17 +18,16 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from fedpick.availability.estimators import AvailabilityCounts, no_counts
+from fedpick.availability.estimators import AvailabilityCounts
 from fedpick.core.errors import require_whole
-from fedpick.core.policy import Policy, Signal
 from fedpick.core.sampling import top_k
-from fedpick.core.types import Clients, RoundContext, Selection
+from fedpick.core.types import RoundContext, Selection
 from fedpick.policies._estimates import (
+    AvailabilityAware,
     availability_of,
     check_estimates,
     count_mask,
     inverse_weights,
-    oracle_signals,
 )
 
 __all__ = ["F3AST"]
@@ -36,7 +35,7 @@ __all__ = ["F3AST"]
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class F3AST(Policy[AvailabilityCounts]):
+class F3AST(AvailabilityAware):
     """The available clients with the largest importance over availability, weighted by it.
 
     Args:
@@ -45,8 +44,6 @@ class F3AST(Policy[AvailabilityCounts]):
         cohort_size: at most so many, where this policy alone shall take fewer than the budget; None: the budget.
     """
 
-    estimates: str = "bayes"
-    prior: float = 1.0
     cohort_size: int | None = None
 
     reference: ClassVar[str] = """
@@ -64,15 +61,6 @@ class F3AST(Policy[AvailabilityCounts]):
     def __post_init__(self) -> None:
         check_estimates(self)
         require_whole(self, "cohort_size", 1)
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        """The true availability, with an oracle."""
-        return oracle_signals(self, Signal.AVAILABILITY)
-
-    def init(self, clients: Clients, rng: np.random.Generator) -> AvailabilityCounts:
-        """Nothing seen yet."""
-        return AvailabilityCounts(**no_counts(len(clients)))
 
     def select(
         self, state: AvailabilityCounts, context: RoundContext, rng: np.random.Generator
