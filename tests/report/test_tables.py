@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedpick.bench.store_read import Experiment, Run
+from fedpick.core.errors import InvalidInput, UnknownName
 from fedpick.report import analysis, tables
 from fedpick.report.analysis import PolicyResults, Quantity, Results, RunResults
 
@@ -150,3 +151,59 @@ def test_an_experiment_without_any_round_still_has_tables():
     for table in tables.tables_of(results):
         for render in tables.FORMATS.values():
             assert "A" in render(table)
+
+
+def with_objective(run, values):
+    run.rounds["objective"] = np.array(values, float)
+    return run
+
+
+def test_rounds_to_a_loss_count_the_measured_rounds_only():
+    run = with_objective(make_run([0.1, 0.2, 0.3, 0.4]), [np.nan, 0.9, np.nan, 0.7])
+    assert analysis.rounds_to_loss(run, 0.9) == 2
+    assert analysis.rounds_to_loss(run, 0.7) == 4
+    assert analysis.rounds_to_loss(run, 0.69) is None
+
+
+def test_loss_targets_have_a_column_with_the_same_rule_for_na():
+    fast = [with_objective(make_run([0.1, 0.2], seed=seed), [0.9, 0.7 - seed]) for seed in (0, 1)]
+    slow = [with_objective(make_run([0.1, 0.2], seed=seed), [0.9, 0.71 - seed]) for seed in (0, 1)]
+    results = make_results({"fast": fast, "slow": slow}, targets=())
+    results.experiment.spec["run"]["loss_targets"] = [0.7]
+    table = tables.tables_of(results)[0]
+    assert table.columns[0].heading == "rounds to loss 0.7"
+    assert [cells[1] for cells in table.cells()] == ["2.0 ± 0.0", "N/A"]
+    assert "rounds to loss 0.7" in tables.to_latex(table)
+
+
+def test_paired_differences_pair_by_seed_and_equal_scipy():
+    from scipy import stats
+
+    base = [make_run([0.1, final], seed=seed, label="base") for seed, final in enumerate([0.5, 0.6, 0.9, 0.3])]
+    better = [make_run([0.1, final], seed=seed) for seed, final in [(3, 0.35), (1, 0.62), (0, 0.53), (9, 0.0)]]
+    results = make_results({"base": base, "better": better}, targets=(0.55,))
+    found = analysis.paired_difference(results.policies[1], results.policies[0], analysis.final_accuracy)
+    assert found.values == pytest.approx((0.05, 0.02, 0.03))
+    expected = stats.ttest_rel([0.35, 0.62, 0.53], [0.3, 0.6, 0.5]).confidence_interval(0.95)
+    assert found.interval == pytest.approx((expected.low, expected.high))
+    table = tables.difference_table(results, "base")
+    assert [label for label, _ in table.lines] == ["better"]
+    cells = dict(zip((column.heading for column in table.columns), table.cells()[0][1:], strict=True))
+    low, high = 100 * expected.low, 100 * expected.high
+    assert cells["final accuracy %"] == f"+3.33 [{low:+.2f}, {high:+.2f}]"
+    assert cells["rounds to 55 %"] == "N/A"
+    row = next(csv.DictReader(io.StringIO(tables.to_csv(table))))
+    assert float(row["final accuracy %: low"]) == pytest.approx(low)
+    assert row["final accuracy %: seeds"] == "3"
+    assert "3 pairs" in tables.to_markdown(table)
+    assert analysis.Difference((0.1,)).interval is None
+
+
+def test_the_baseline_is_named_by_label_or_by_policy():
+    results = make_results({"one": [make_run([0.1])]})
+    assert analysis.policy_named(results, "uniform").label == "one"
+    with pytest.raises(UnknownName, match="Did you mean 'one'"):
+        tables.difference_table(results, "onee")
+    two = make_results({"one": [make_run([0.1])], "two": [make_run([0.1])]})
+    with pytest.raises(InvalidInput, match="by its label"):
+        tables.difference_table(two, "uniform")

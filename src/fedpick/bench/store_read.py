@@ -41,6 +41,11 @@ class Experiment:
         """The accuracies of the rounds-to-target table."""
         return tuple(self.spec["run"].get("targets", ()))
 
+    @property
+    def loss_targets(self) -> tuple[float, ...]:
+        """Likewise for the global training loss."""
+        return tuple(self.spec["run"].get("loss_targets", ()))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -240,6 +245,17 @@ class Reader:
         if not rows:
             raise InvalidInput(f"Run {run_id} stored no array {name!r} in round {round_index}.")
         return bytes_array(rows[0][0])
+
+    def arrays(self, run_id: int, name: str, limit: int | None = None) -> Iterator[tuple[int, NDArray[Any]]]:
+        """(round, array) for every round that stored an array of this name."""
+        columns = tables.arrays.c
+        query = sa.select(columns.round, columns.value).where(columns.run_id == run_id, columns.name == name)
+        query = query.order_by(columns.round)
+        if limit is not None:
+            query = query.where(columns.round < limit)
+        with self.engine.connect() as connection:
+            for row in connection.execution_options(yield_per=64).execute(query):
+                yield row.round, bytes_array(row.value)
 
     def policy_state(self, run_id: int) -> dict[str, NDArray[Any]]:
         """The arrays of the policy's state at the latest checkpoint (an embedding it learned, ...), by field name."""

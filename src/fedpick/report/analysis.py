@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.bench.store_read import Experiment, Reader, Run
+from fedpick.core.errors import InvalidInput, unknown_name
 
 __all__ = [
+    "Difference",
     "PolicyResults",
     "Quantity",
     "Results",
@@ -26,6 +28,9 @@ __all__ = [
     "lowest_loss",
     "models_to_target",
     "over_seeds",
+    "paired_difference",
+    "policy_named",
+    "rounds_to_loss",
     "rounds_to_target",
     "seconds_per_round",
     "selection_variance",
@@ -123,6 +128,51 @@ class Quantity:
         return float(np.std(self.known, ddof=1)) if self.mean is not None and len(self.values) > 1 else None
 
 
+@dataclass(frozen=True)
+class Difference(Quantity):
+    """One policy minus another, seed by seed. The seeds share data, model and availability, so the pairs say more than
+    the two means do."""
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % confidence interval of the mean (Student's t); None for fewer than two pairs or an unknown mean."""
+        if self.mean is None or self.sd is None:
+            return None
+        from scipy import stats
+
+        count = len(self.values)
+        half = float(stats.t.ppf(0.975, count - 1)) * self.sd / count**0.5
+        return self.mean - half, self.mean + half
+
+
+def policy_named(results: Results, name: str) -> PolicyResults:
+    """The policy with this label, or the only one with this registry name."""
+    labelled = [policy for policy in results.policies if policy.label == name]
+    found = labelled or [policy for policy in results.policies if policy.policy == name]
+    if len(found) > 1:
+        raise InvalidInput(f"{len(found)} lines are {name!r}: name one by its label, {_labels(found)}.")
+    if not found:
+        raise unknown_name("policy in this experiment", name, [policy.label for policy in results.policies])
+    return found[0]
+
+
+def _labels(policies: Iterable[PolicyResults]) -> str:
+    return ", ".join(repr(policy.label) for policy in policies)
+
+
+def paired_difference(
+    policy: PolicyResults, baseline: PolicyResults, measure: Callable[[RunResults], float | None]
+) -> Difference:
+    """The policy minus the baseline for every seed that both have; None for a seed in which either has no value."""
+    others = {run.run.seed: run for run in baseline.runs}
+    values = []
+    for run in policy.runs:
+        if run.run.seed in others:
+            own, other = measure(run), measure(others[run.run.seed])
+            values.append(None if own is None or other is None else float(own - other))
+    return Difference(tuple(values))
+
+
 def over_seeds(policy: PolicyResults, measure: Callable[[RunResults], float | None]) -> Quantity:
     """One value per seed of a policy."""
     return Quantity(tuple(measure(run) for run in policy.runs))
@@ -155,6 +205,13 @@ def rounds_to_target(results: RunResults, target: float, window: int = 1) -> int
     """How many rounds it took; None: never. `window`: of the mean over so many evaluations."""
     position = _reached(results, target, window)
     return None if position is None else int(results.rounds["round"][position]) + 1
+
+
+def rounds_to_loss(results: RunResults, target: float) -> int | None:
+    """How many rounds until the global training loss (`objective`) was at or below the target; None: never."""
+    with np.errstate(invalid="ignore"):
+        hits = np.flatnonzero(results.rounds["objective"] <= target)
+    return int(results.rounds["round"][hits[0]]) + 1 if len(hits) else None
 
 
 def _spent(results: RunResults, target: float, columns: Iterable[str], window: int) -> float | None:

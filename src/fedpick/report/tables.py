@@ -9,12 +9,27 @@ import csv
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from fedpick.report import analysis
-from fedpick.report.analysis import PolicyResults, Quantity, Results, RunResults
+from fedpick.bench.store_read import Reader
+from fedpick.report import accounting, analysis
+from fedpick.report.accounting import GroupAccount
+from fedpick.report.analysis import Difference, PolicyResults, Quantity, Results, RunResults
 
-__all__ = ["FORMATS", "Column", "Table", "render", "tables_of", "to_csv", "to_latex", "to_markdown", "to_rich"]
+__all__ = [
+    "FORMATS",
+    "Column",
+    "DifferenceColumn",
+    "Table",
+    "difference_table",
+    "group_table",
+    "render",
+    "tables_of",
+    "to_csv",
+    "to_latex",
+    "to_markdown",
+    "to_rich",
+]
 
 NOT_REACHED = "N/A"
 
@@ -30,12 +45,41 @@ class Column:
     best: str = ""
     """"low", "high" or "" (no end is better)."""
 
+    parts: ClassVar[tuple[str, ...]] = ("mean", "sd")
+    """What a CSV file has of every measure, beside the number of seeds."""
+
+    def numbers(self, quantity: Quantity) -> list[float | None]:
+        """The `parts`, scaled."""
+        return [None if value is None else value * self.scale for value in (quantity.mean, quantity.sd)]
+
     def text(self, quantity: Quantity) -> str:
         """A cell."""
         if quantity.mean is None:
             return NOT_REACHED if quantity.values else ""
         mean = f"{quantity.mean * self.scale:.{self.digits}f}"
         return mean if quantity.sd is None else f"{mean} ± {quantity.sd * self.scale:.{self.digits}f}"
+
+
+@dataclass(frozen=True)
+class DifferenceColumn(Column):
+    """A paired difference and its confidence interval: +1.56 [+0.40, +2.72]."""
+
+    parts: ClassVar[tuple[str, ...]] = ("mean", "sd", "low", "high")
+
+    def numbers(self, quantity: Quantity) -> list[float | None]:
+        """The `parts`, scaled."""
+        interval = quantity.interval if isinstance(quantity, Difference) else None
+        ends = [None, None] if interval is None else [end * self.scale for end in interval]
+        return [*super().numbers(quantity), *ends]
+
+    def text(self, quantity: Quantity) -> str:
+        """A cell."""
+        if quantity.mean is None:
+            return NOT_REACHED if quantity.values else ""
+        mean, _, low, high = (
+            None if value is None else f"{value:+.{self.digits}f}" for value in self.numbers(quantity)
+        )
+        return f"{mean}" if low is None else f"{mean} [{low}, {high}]"
 
 
 @dataclass(frozen=True)
@@ -86,6 +130,7 @@ def _accuracy_columns(results: Results, window: int) -> list[Column]:
         columns.append(Column(f"rounds to {_percent(target)}", raw, best="low"))
         if window > 1:
             columns.append(Column(f"rounds to {_percent(target)}, mean of {window}", smooth, best="low"))
+    columns += _loss_target_columns(results)
     columns.append(Column("final accuracy %", analysis.final_accuracy, 2, 100.0, "high"))
     if window > 1:
         columns.append(
@@ -93,6 +138,17 @@ def _accuracy_columns(results: Results, window: int) -> list[Column]:
         )
     columns.append(Column("best accuracy %", analysis.best_accuracy, 2, 100.0, "high"))
     columns.append(Column("lowest test loss", analysis.lowest_loss, 4, best="low"))
+    return columns
+
+
+def _loss_target_columns(results: Results) -> list[Column]:
+    columns = []
+    for target in results.experiment.loss_targets:
+
+        def rounds(run: RunResults, target: float = target) -> float | None:
+            return analysis.rounds_to_loss(run, target)
+
+        columns.append(Column(f"rounds to loss {target:g}", rounds, best="low"))
     return columns
 
 
@@ -142,6 +198,76 @@ def tables_of(results: Results, window: int = 1) -> list[Table]:
     ]
 
 
+def difference_table(results: Results, against: str, window: int = 1) -> Table:
+    """Every other policy minus the one called `against`, paired by seed, with 95 % confidence intervals."""
+    baseline = analysis.policy_named(results, against)
+    wanted = [column for column in _accuracy_columns(results, window) if not column.heading.startswith("best")]
+    columns = tuple(DifferenceColumn(each.heading, each.measure, each.digits, each.scale) for each in wanted)
+    lines = tuple(
+        (policy.label, tuple(analysis.paired_difference(policy, baseline, column.measure) for column in columns))
+        for policy in results.policies
+        if policy is not baseline
+    )
+    pairs = sorted({len(quantities[0].values) for _, quantities in lines})
+    note = (
+        f"Each policy minus {baseline.label}, seed by seed ({' or '.join(map(str, pairs)) or 0} pairs): mean and 95 % "
+        "confidence interval (Student's t). N/A: some seed of either never reached the target."
+    )
+    if missing := results.incomplete:
+        note = f"{note} Not finished: {'; '.join(missing)}."
+    return Table(f"Paired differences to {baseline.label}", columns, lines, note)
+
+
+def _stated(heading: str, digits: int = 1, scale: float = 100.0) -> Column:
+    """A column whose quantities are not measures of one run's rounds."""
+    return Column(heading, lambda run: None, digits, scale)
+
+
+_GROUP_COLUMNS = (
+    _stated("clients", 0, 1.0),
+    _stated("target %"),
+    _stated("realised %"),
+    _stated("excluded, % of client-rounds"),
+    _stated("wholly excluded, % of rounds"),
+)
+
+
+def group_table(store: Reader, results: Results, grouping: str) -> Table:
+    """Importance that groups of clients should have had and got, and how often ca-fed left them out, per policy."""
+    lines: list[tuple[str, tuple[Quantity, ...]]] = []
+    distances: list[str] = []
+    for policy in results.policies:
+        accounts = [
+            accounting.group_accounts(store, each.run, grouping, limit=results.experiment.rounds)
+            for each in policy.runs
+        ]
+        for group in sorted({name for account in accounts for name in account.sizes}):
+            lines.append((f"{policy.label}: {group}", _group_line(accounts, group)))
+        distance = Quantity(tuple(account.total_variation for account in accounts))
+        distances.append(f"{policy.label} {_stated('', 3, 1.0).text(distance)}")
+    note = (
+        "Importance: share of all weight with which updates entered the model. Total-variation distance between target "
+        f"and realised importance over all clients: {'; '.join(distances)}."
+    )
+    if missing := results.incomplete:
+        note = f"{note} Not finished: {'; '.join(missing)}."
+    return Table(f"Importance by {grouping}", _GROUP_COLUMNS, tuple(lines), note)
+
+
+def _group_line(accounts: list[GroupAccount], group: str) -> tuple[Quantity, ...]:
+    # Groups follow each seed's own data: a seed in which a group has no clients has nothing to say about it.
+    known = [account for account in accounts if group in account.sizes]
+    excluded = [account.excluded.get(group) for account in known]
+    decided = [pair for pair in excluded if pair is not None]
+    return (
+        Quantity(tuple(float(account.sizes[group]) for account in known)),
+        Quantity(tuple(account.target[group] for account in known)),
+        Quantity(tuple(account.realized.get(group) for account in known)),
+        Quantity(tuple(some for some, _ in decided)),
+        Quantity(tuple(whole for _, whole in decided)),
+    )
+
+
 def to_markdown(table: Table) -> str:
     """A pipe table; the best of a column is bold."""
     winners = table.best()
@@ -168,13 +294,12 @@ def to_csv(table: Table) -> str:
     writer = csv.writer(output, lineterminator="\n")
     head = ["policy", "seeds"]
     for column in table.columns:
-        head += [f"{column.heading}: {part}" for part in ("mean", "sd", "seeds")]
+        head += [f"{column.heading}: {part}" for part in (*column.parts, "seeds")]
     writer.writerow(head)
     for label, quantities in table.lines:
         row: list[Any] = [label, max((len(quantity.values) for quantity in quantities), default=0)]
         for column, quantity in zip(table.columns, quantities, strict=True):
-            numbers = (quantity.mean, quantity.sd)
-            row += ["" if number is None else repr(number * column.scale) for number in numbers]
+            row += ["" if number is None else repr(number) for number in column.numbers(quantity)]
             row.append(len(quantity.known))
         writer.writerow(row)
     return output.getvalue()
