@@ -259,3 +259,41 @@ def test_a_million_clients_with_ten_million_examples(name):
     assert federation.offsets[-1] == len(labels)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 1_200_000  # kilobytes; labels, owners, indices and (N, 10) tables, with room for sorting
+
+
+@pytest.mark.parametrize("assignment", ["blocks", "round-robin"])
+def test_clusters_are_alike_within_different_between_and_those_of_availability(assignment):
+    from fedpick import availability
+
+    federation = data.partition(
+        balanced(per_class=6000), "clustered", num_clients=30, seed=1, num_clusters=5, alpha=0.3, assignment=assignment
+    )
+    process = availability.get("clustered", num_clusters=5, assignment=assignment)
+    cluster = process.start(federation.clients(), 0).cluster
+    shares = federation.label_histogram / federation.sizes[:, None]
+    centre = np.stack([shares[cluster == number].mean(axis=0) for number in range(5)])
+
+    def distance(first, second):
+        return 0.5 * np.abs(first - second).sum(axis=-1)
+
+    within = distance(shares, centre[cluster]).max()
+    between = min(distance(centre[i], centre[j]) for i in range(5) for j in range(i))
+    assert within < 0.08  # sampling error of 2,000 examples with ten labels: about 0.05 for the worst of 30 clients
+    assert between > 0.3
+    for number in range(5):
+        sizes = federation.sizes[cluster == number]
+        assert sizes.max() - sizes.min() <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_clusters": 0}, "num_clusters must be between 1 and the number of clients, 20"),
+        ({"num_clusters": 21}, "num_clusters must be between"),
+        ({"assignment": "random"}, "'blocks' or 'round-robin'"),
+        ({"alpha": 0.0}, "above 0"),
+    ],
+)
+def test_clusters_that_cannot_be_are_refused(options, says):
+    with pytest.raises(InvalidInput, match=says):
+        data.partition(balanced(), "clustered", num_clients=20, **options)

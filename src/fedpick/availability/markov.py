@@ -46,7 +46,14 @@ from fedpick.availability.process import (
 from fedpick.core.errors import InvalidInput
 from fedpick.core.types import BoolArray, Clients, FloatArray, IntArray
 
-__all__ = ["Clustered", "CorrelatedPopulation", "Markov", "MarkovTrace", "smallest_correlation"]
+__all__ = [
+    "Clustered",
+    "CorrelatedPopulation",
+    "Markov",
+    "MarkovTrace",
+    "cluster_of_clients",
+    "smallest_correlation",
+]
 
 CA_FED = """@article{rodio2024cafed,
   title={Federated Learning Under Heterogeneous and Correlated Client Availability},
@@ -217,6 +224,18 @@ class CorrelatedPopulation(AvailabilityProcess):
         return group if self.split == "random" else generator.permutation(group)
 
 
+def cluster_of_clients(num_clients: int, num_clusters: int, assignment: str = "blocks") -> IntArray:
+    """(N,) the cluster of every client: neighbours together ("blocks"), or client k in cluster k mod C ("round-robin").
+
+    The partition `clustered` deals by the same rule, so that data and availability have the same clusters.
+
+    >>> cluster_of_clients(6, 3), cluster_of_clients(6, 3, "round-robin")
+    (array([0, 0, 1, 1, 2, 2]), array([0, 1, 2, 0, 1, 2]))
+    """
+    rows = np.arange(num_clients)
+    return rows * num_clusters // num_clients if assignment == "blocks" else rows % num_clusters
+
+
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Clustered(AvailabilityProcess):
@@ -252,6 +271,5 @@ class Clustered(AvailabilityProcess):
             availability = spread(self.availability, clusters, "Clustered.availability", "clusters")  # type: ignore[arg-type]
         if self.correlation is not None:
             correlation = spread(self.correlation, clusters, "Clustered.correlation", "clusters")  # type: ignore[arg-type]
-        rows = np.arange(count)
-        cluster = rows * clusters // count if self.assignment == "blocks" else rows % clusters
+        cluster = cluster_of_clients(count, clusters, self.assignment)
         return MarkovTrace(count, seed, availability=availability, correlation=correlation, cluster=cluster)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedpick.core.errors import InvalidInput, unknown_name
 from fedpick.core.rng import Purpose, stream
+from fedpick.data.clusters import clustered
 from fedpick.data.dealing import Owners, iid, natural, shards, two_labels
 from fedpick.data.dirichlet import dirichlet_class, dirichlet_lognormal, dirichlet_qp
 from fedpick.data.types import Dataset, Federation
@@ -28,6 +29,7 @@ _DEALERS: dict[str, Callable[..., Owners]] = {
     "dirichlet-lognormal": dirichlet_lognormal,
     "dirichlet-class": dirichlet_class,
     "two-labels": two_labels,
+    "clustered": clustered,
     _NATURAL: natural,
 }
 _ALIASES = {"1spc": "shards with one shard per client (FedCor's 1SPC)", "2spc": "shards with two shards per client"}
