@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax", reason="JAX is not installed: pip install 'fedpick[sim]'")
+pytest.importorskip("jax", reason="JAX is not installed: pip install 'fedpick[sim]'")
 
 from scipy.signal import correlate
 
