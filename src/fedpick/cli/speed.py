@@ -47,6 +47,8 @@ def _printing(function: Any) -> Any:
     def command(*arguments: Any, json_file: Path | None = None, **options: Any) -> None:
         results = function(*arguments, **options)
         for name, value in results.items():
+            if isinstance(value, (dict, list)):
+                continue  # in the table that the benchmark itself prints
             typer.echo(f"{name.replace('_', ' ')}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}")
         if json_file is not None:
             json_file.parent.mkdir(parents=True, exist_ok=True)

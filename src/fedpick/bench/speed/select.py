@@ -18,7 +18,8 @@ import typer
 from numpy.typing import NDArray
 
 from fedpick import policies
-from fedpick.core.errors import unknown_name
+from fedpick.bench.speed import _machine
+from fedpick.core.errors import InvalidInput, unknown_name
 from fedpick.core.policy import Signal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.session import Session
@@ -78,16 +79,18 @@ class _World:
 def measure(
     name: str, num_clients: int, budget: int, rounds: int, seed: int, world: _World | None = None
 ) -> dict[str, Any]:
-    """Median and slowest seconds of a round, and the largest memory of one over the inputs."""
+    """Median and slowest seconds of a round; and the most memory over the inputs, that of the policy's state included.
+
+    Memory is followed from the start to the first of the settled rounds, time without that.
+    """
     world = world or _World(num_clients, seed)
-    session = Session(policies.get(name, **PARAMETERS.get(name, {})), world.clients, seed)
-    for _ in range(SETTLING_ROUNDS):
-        world.play(session, budget)
-    seconds = [world.play(session, budget) for _ in range(rounds)]
     tracemalloc.start()
-    world.play(session, budget)
+    session = Session(policies.get(name, **PARAMETERS.get(name, {})), world.clients, seed)
+    for _ in range(SETTLING_ROUNDS + 1):
+        world.play(session, budget)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
+    seconds = [world.play(session, budget) for _ in range(rounds)]
     return {
         "policy": name,
         "clients": num_clients,
@@ -123,7 +126,7 @@ def command(
     for name in names:
         if name not in policies.names():
             raise unknown_name("policy", name, policies.names())
-    budgets = [int(size) for size in cohorts.split(",")]
+    budgets = _sizes(cohorts)
     sizes = [10**power for power in range(2, 10) if 10**power <= largest]
     rows: list[dict[str, Any]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -136,9 +139,11 @@ def command(
                     progress.update(task, description=f"{name}, {num_clients:,} clients")
                     rows.append(measure(name, num_clients, budget, rounds, seed, world))
                     progress.advance(task)
+    growth = {(name, budget): exponent(rows, name, budget) for name in names for budget in budgets}
     results = {
+        "machine": _machine.describe(),
         "rows": rows,
-        "exponents": {f"{name}, cohort {budget}": exponent(rows, name, budget) for name in names for budget in budgets},
+        "exponents": {f"{name}, cohort {size}": None if np.isnan(a) else a for (name, size), a in growth.items()},
     }
     table = as_markdown(rows, names, sizes, budgets)
     typer.echo(table)
@@ -148,6 +153,16 @@ def command(
         (folder / "select.json").write_text(json.dumps(results, indent=1) + "\n")
         draw(rows, names, budgets[-1], folder / "select.png")
     return results
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        sizes = [int(size) for size in text.split(",")]
+    except ValueError:
+        sizes = [0]
+    if min(sizes) < 1:
+        raise InvalidInput(f"--cohorts takes whole numbers of at least 1, separated by commas. Got {text!r}.")
+    return sizes
 
 
 def as_markdown(rows: list[dict[str, Any]], names: list[str], sizes: list[int], budgets: list[int]) -> str:
@@ -162,7 +177,10 @@ def as_markdown(rows: list[dict[str, Any]], names: list[str], sizes: list[int], 
         for budget in budgets:
             cells = " | ".join(f"{1000 * found[name, size, budget]['seconds']:.3g} ms" for size in sizes)
             memory = found[name, sizes[-1], budget]["peak_mebibytes"]
-            lines.append(f"| {name} | {budget} | {cells} | {memory:.0f} | {exponent(rows, name, budget):.2f} |")
+            slope = exponent(rows, name, budget)
+            lines.append(
+                f"| {name} | {budget} | {cells} | {memory:.0f} | {'' if np.isnan(slope) else format(slope, '.2f')} |"
+            )
     return "\n".join(lines)
 
 

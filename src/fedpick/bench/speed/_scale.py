@@ -1,0 +1,82 @@
+"""What must not depend on the size of a federation: the cost of a round, the start, the memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedpick import policies
+from fedpick.bench.speed._fresh import made_up
+from fedpick.core.session import Session
+from fedpick.data import cache_directory
+from fedpick.sim import LocalTraining, Simulator
+
+__all__ = ["million", "start", "unselected"]
+
+
+def unselected(few: int = 100, many: int = 100_000, examples: int = 1_000_000, repeats: int = 15) -> dict[str, Any]:
+    """The same cohort out of few and out of many clients, taken in turns; the examples are equally many."""
+    sims, sessions = [], []
+    for num_clients in (few, many):
+        local = LocalTraining(lr=0.1, steps=20, batch_size=10, sampling="replacement")
+        sims.append(Simulator(made_up(num_clients, examples // num_clients, 60), "mlp", local=local))
+        sessions.append(Session(policies.get("uniform"), sims[-1].clients, 0))
+    training, whole = np.empty((2, repeats, 2))
+    for repeat in range(-2, repeats):  # the first two are not counted
+        for which, (sim, session) in enumerate(zip(sims, sessions, strict=True)):
+            before, start = sim.timings.train, time.perf_counter()
+            for _ in range(10):
+                session.tell(sim.train(session.ask(budget=50)))
+            if repeat >= 0:
+                whole[repeat, which] = (time.perf_counter() - start) / 10
+                training[repeat, which] = (sim.timings.train - before) / 10
+    return {
+        "few": few,
+        "many": many,
+        "train_seconds_few": float(np.median(training[:, 0])),
+        "train_seconds_many": float(np.median(training[:, 1])),
+        "train_ratio": float(np.median(training[:, 1] / training[:, 0])),
+        "round_seconds_few": float(np.median(whole[:, 0])),
+        "round_seconds_many": float(np.median(whole[:, 1])),
+        "round_ratio": float(np.median(whole[:, 1] / whole[:, 0])),
+    }
+
+
+def _fresh(what: str, **environment: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "fedpick.bench.speed._fresh", what]
+    said = subprocess.run(command, stdout=subprocess.PIPE, env={**os.environ, **environment}, check=True).stdout
+    return dict(json.loads(said))
+
+
+def start(repeats: int = 3) -> dict[str, Any]:
+    """Seconds from the start of the program to J1's first trained round, compile cache empty and full."""
+    seconds = []
+    with tempfile.TemporaryDirectory() as folder:
+        kept = cache_directory()
+        for entry in kept.iterdir() if kept.exists() else ():
+            if entry.name != "compiled":  # downloaded data stay within reach
+                (Path(folder) / entry.name).symlink_to(entry.resolve())
+        for _ in range(1 + repeats):
+            begun = time.time()
+            said = _fresh("start", FEDPICK_CACHE=folder)
+            seconds.append((said["trained_at"] - begun, said["evaluated_at"] - begun))
+    again = np.median(seconds[1:], axis=0)
+    return {
+        "first_trained_seconds": seconds[0][0],
+        "first_evaluated_seconds": seconds[0][1],
+        "again_trained_seconds": float(again[0]),
+        "again_evaluated_seconds": float(again[1]),
+    }
+
+
+def million() -> dict[str, Any]:
+    """Memory and time with a million clients, in a process of its own."""
+    return _fresh("million")
