@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedpick.cli import experiments, inventory, speed
+from fedpick.cli import experiments, inventory, speed, tune
 
 __all__ = ["app"]
 
@@ -42,6 +42,7 @@ def _root(
 app.command("demo")(experiments.demo)
 app.command("compare")(experiments.compare)
 app.command("run")(experiments.run)
+app.command("tune")(tune.tune)
 app.command("report")(experiments.report)
 app.command("check")(inventory.check)
 app.add_typer(inventory.list_app, name="list")

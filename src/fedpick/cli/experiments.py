@@ -17,6 +17,8 @@ from fedpick.cli import FAILURE, INTERRUPTED
 from fedpick.cli.options import complete_from, names_list, numbers_list, seeds_option, settings_list
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedpick.bench.runner import Report
     from fedpick.bench.spec import Spec
     from fedpick.bench.store import Store
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compare", "demo", "report", "run"]
 
-_DEFAULT_STORE = "results/fedpick.sqlite"
+DEFAULT_STORE = "results/fedpick.sqlite"
 
 StoreOption = Annotated[
     str,
@@ -49,7 +51,7 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Rounds per run.")] = None,
     only: Annotated[str | None, typer.Option(help="Only these policies (names or labels): fedcor,uniform")] = None,
     targets: TargetsOption = None,
-    store: StoreOption = _DEFAULT_STORE,
+    store: StoreOption = DEFAULT_STORE,
     processes: ProcessesOption = None,
     engine: EngineOption = "processes",
     address: AddressOption = None,
@@ -94,7 +96,7 @@ def compare(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any other key: --set partition.alpha=0.3 (repeatable).")
     ] = None,
-    store: StoreOption = _DEFAULT_STORE,
+    store: StoreOption = DEFAULT_STORE,
     processes: ProcessesOption = None,
     engine: EngineOption = "processes",
     address: AddressOption = None,
@@ -216,15 +218,18 @@ def _print_json(store: Store, outcome: Report, seconds: float) -> None:
     typer.echo(json.dumps(end))
 
 
-def _print_tables(store: Store, experiment: Experiment, window: int = 1) -> None:
+def wide_console() -> Console:
+    """Standard output. A pipe or a log has no width of its own: give the columns room."""
     from rich.console import Console
 
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+
+
+def _print_tables(store: Store, experiment: Experiment) -> None:
     from fedpick.report import analysis, tables
 
-    # A pipe or a log has no width of its own: give the columns room.
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
-    for table in tables.tables_of(analysis.load_results(store, experiment), window):
-        console.print(tables.to_rich(table))
+    for table in tables.tables_of(analysis.load_results(store, experiment)):
+        wide_console().print(tables.to_rich(table))
 
 
 def _slug(text: str) -> str:
@@ -258,12 +263,18 @@ def _shown(path: Path) -> Path:
 
 
 def report(
-    store: StoreOption = _DEFAULT_STORE,
+    store: StoreOption = DEFAULT_STORE,
     experiment: Annotated[
         str | None, typer.Option("--experiment", "-e", help="Id, title or hash; default: the latest.")
     ] = None,
     form: Annotated[str, typer.Option("--format", "-f", help="terminal, markdown, csv or latex.")] = "terminal",
     window: Annotated[int, typer.Option(help="Also judge by the mean over so many evaluations.")] = 1,
+    against: Annotated[
+        str | None, typer.Option(help="Also paired differences to this policy, with confidence intervals.")
+    ] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="Also importance by groups of clients: availability or cluster.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The HTML file; default: beside the store.")
     ] = None,
@@ -285,10 +296,17 @@ def report(
             typer.echo(f"{each.id}\t{each.hash[:8]}\t{each.title}\t{', '.join(labels)}")
         return
     chosen = opened.experiment(experiment)
+    results = analysis.load_results(opened, chosen)
+    shown = tables.tables_of(results, window)
+    if against is not None:
+        shown.append(tables.difference_table(results, against, window))
+    if groups is not None:
+        shown.append(tables.group_table(opened, results, groups))
     if form == "terminal":
-        _print_tables(opened, chosen, window)
+        for table in shown:
+            wide_console().print(tables.to_rich(table))
     else:
-        typer.echo(tables.render(tables.tables_of(analysis.load_results(opened, chosen), window), form), nl=False)
+        typer.echo(tables.render(shown, form), nl=False)
     if html and (path := _write_html(opened, chosen, output, window)):
         typer.echo(f"Report: {path}", err=form != "terminal")
     if figures is not None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fedpick.bench.store_read import Reader
+from fedpick.bench.tune import Choice
 from fedpick.report import accounting, analysis
 from fedpick.report.accounting import GroupAccount
 from fedpick.report.analysis import Difference, PolicyResults, Quantity, Results, RunResults
@@ -24,6 +25,7 @@ __all__ = [
     "difference_table",
     "group_table",
     "render",
+    "search_table",
     "tables_of",
     "to_csv",
     "to_latex",
@@ -91,6 +93,8 @@ class Table:
     lines: tuple[tuple[str, tuple[Quantity, ...]], ...]
     """(label, a quantity per column)."""
     note: str = ""
+    corner: str = "policy"
+    """What the lines are."""
 
     def cells(self) -> list[list[str]]:
         """Texts, the label first."""
@@ -251,7 +255,7 @@ def group_table(store: Reader, results: Results, grouping: str) -> Table:
     )
     if missing := results.incomplete:
         note = f"{note} Not finished: {'; '.join(missing)}."
-    return Table(f"Importance by {grouping}", _GROUP_COLUMNS, tuple(lines), note)
+    return Table(f"Importance by {grouping}", _GROUP_COLUMNS, tuple(lines), note, corner="policy: group")
 
 
 def _group_line(accounts: list[GroupAccount], group: str) -> tuple[Quantity, ...]:
@@ -268,6 +272,17 @@ def _group_line(accounts: list[GroupAccount], group: str) -> tuple[Quantity, ...
     )
 
 
+def search_table(title: str, choices: Sequence[Choice], score: str, note: str) -> Table:
+    """A search for learning rates: a line per pair of rates, a column per policy, its best marked."""
+    best = "high" if score == "accuracy" else "low"
+    columns = tuple(Column(choice.label, lambda run: None, 4, 1.0, best) for choice in choices)
+    lines = tuple(
+        (str(candidate), tuple(Quantity((choice.scores[place][1],)) for choice in choices))
+        for place, (candidate, _) in enumerate(choices[0].scores)
+    )
+    return Table(title, columns, lines, note, corner="learning rates")
+
+
 def to_markdown(table: Table) -> str:
     """A pipe table; the best of a column is bold."""
     winners = table.best()
@@ -276,7 +291,7 @@ def to_markdown(table: Table) -> str:
         label, *values = cells
         return [label, *(f"**{v}**" if winners[i] == label else v for i, v in enumerate(values))]
 
-    head = ["policy", *(column.heading for column in table.columns)]
+    head = [table.corner, *(column.heading for column in table.columns)]
     lines = [f"**{table.title}**", "", _pipes(head), _pipes(["---", *("---:" for _ in table.columns)])]
     lines += [_pipes(mark(cells)) for cells in table.cells()]
     if table.note:
@@ -292,7 +307,7 @@ def to_csv(table: Table) -> str:
     """Numbers for other programs, unscaled and unrounded: mean, sd and seeds that got there, per measure."""
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
-    head = ["policy", "seeds"]
+    head = [table.corner, "seeds"]
     for column in table.columns:
         head += [f"{column.heading}: {part}" for part in (*column.parts, "seeds")]
     writer.writerow(head)
@@ -322,7 +337,7 @@ def to_latex(table: Table) -> str:
         rf"\caption{{{_latex(table.title)}. {_latex(table.note)}}}".replace(". }", ".}"),
         rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
         r"\toprule",
-        " & ".join(["policy", *(_latex(column.heading) for column in table.columns)]) + r" \\",
+        " & ".join([_latex(table.corner), *(_latex(column.heading) for column in table.columns)]) + r" \\",
         r"\midrule",
     ]
     for label, *values in table.cells():
@@ -338,7 +353,7 @@ def to_rich(table: Table) -> Any:
 
     winners = table.best()
     drawn = RichTable(title=table.title, caption=table.note or None, title_justify="left", caption_justify="left")
-    drawn.add_column("policy", no_wrap=True)
+    drawn.add_column(table.corner, no_wrap=True)
     for column in table.columns:
         drawn.add_column(column.heading, justify="right")
     for label, *values in table.cells():

@@ -1,0 +1,78 @@
+"""tune: search learning rates for every policy of a spec."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedpick.cli import FAILURE, INTERRUPTED
+from fedpick.cli.experiments import DEFAULT_STORE, ProcessesOption, QuietOption, SeedsOption, StoreOption
+from fedpick.cli.options import names_list, numbers_list, one_of, seeds_option
+
+if TYPE_CHECKING:
+    from fedpick.bench.tune import Choice
+
+__all__ = ["tune"]
+
+
+def tune(
+    spec: Annotated[Path, typer.Argument(help="The experiment: a TOML file.")],
+    local_lr: Annotated[str | None, typer.Option(help="Rates of the clients to try: 0.1,0.03,0.01")] = None,
+    server_lr: Annotated[str | None, typer.Option(help="Rates of the server to try: 1,0.3,0.1")] = None,
+    seeds: SeedsOption = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds per run; default: those of the spec.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only these policies (names or labels): fedcor,uniform")] = None,
+    score: Annotated[str, typer.Option(help="On validation data: accuracy or loss.")] = "accuracy",
+    evaluations: Annotated[int, typer.Option(help="Judge by the mean of so many last evaluations.")] = 5,
+    holdout: Annotated[float, typer.Option(help="Validation share of every client, if the spec has none.")] = 0.2,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The new spec; default: SPEC-tuned.toml beside SPEC.")
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    processes: ProcessesOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Search learning rates: one grid, one number of rounds and seeds for all policies, judged on validation data.
+
+    Prints the scores and writes the spec with every policy's best rates. The same command goes on where it stopped.
+    """
+    from fedpick.bench import tune as search
+    from fedpick.bench.progress import make_progress
+    from fedpick.bench.runner import run
+    from fedpick.bench.spec import load_spec
+    from fedpick.bench.store import Store
+
+    one_of(score, search.SCORES, "score")
+    chosen = load_spec(spec).override(only=names_list(only))
+    grid = search.candidates(numbers_list(local_lr, "--local-lr") or [], numbers_list(server_lr, "--server-lr") or [])
+    searched = search.grid_spec(chosen.override(seeds=seeds_option(seeds), rounds=rounds), grid, holdout=holdout)
+    command = shlex.join(["fedpick", *sys.argv[1:]])
+    opened = Store(store)
+    outcome = run(searched, opened, processes=processes, progress=make_progress(quiet=quiet, as_json=False))
+    for name, reason in outcome.failures.items():
+        typer.echo(f"failed: {name}: {reason}", err=True)
+    if outcome.stopped:
+        typer.echo(f"Stopped; {outcome.stopped} runs are not finished. Go on with: {command}", err=True)
+        raise typer.Exit(INTERRUPTED)
+    if outcome.failures:
+        raise typer.Exit(FAILURE)
+    choices = search.choose(opened, outcome.experiment, chosen, grid, score=score, evaluations=evaluations)
+    _print_scores(searched.title, choices, score, f"{searched.rounds} rounds, seeds {list(searched.seeds)}.")
+    target = output or spec.with_name(f"{spec.stem}-tuned.toml")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(
+        search.tuned_text(chosen, choices, command=command, searched=searched, score=score), encoding="utf-8"
+    )
+    typer.echo(f"Spec: {target}")
+
+
+def _print_scores(title: str, choices: list[Choice], score: str, effort: str) -> None:
+    from fedpick.cli.experiments import wide_console
+    from fedpick.report import tables
+
+    note = f"Mean {score} on validation data, weighted by importance; {effort} N/A: the model did not stay finite."
+    wide_console().print(tables.to_rich(tables.search_table(title, choices, score, note)))

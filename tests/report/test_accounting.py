@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from report_store import make_spec, make_store
+
+from fedpick import availability
+from fedpick.bench.records import RoundRecord
+from fedpick.bench.spec import Named
+from fedpick.bench.store import Store
+from fedpick.core.errors import InvalidInput
+from fedpick.core.types import Clients
+from fedpick.error_accounting import importance_by_group
+from fedpick.report import accounting, analysis, tables
+
+SIZES = np.array([1.0, 2.0, 3.0, 4.0])
+ROUNDS = [([0, 1], [0.5, 0.5]), ([], []), ([1], [2.0]), ([0, 3], [0.0, 1.0])]
+EXCLUDED = [[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 1]]
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    """Two clusters of two clients, four rounds written by hand."""
+    process = Named(name="clustered", options={"num_clusters": 2, "history": 3})
+    spec = dataclasses.replace(make_spec(("uniform", "ca-fed"), seeds=1, rounds=4), availability=process)
+    made = Store(tmp_path / "a.sqlite")
+    for run in made.runs(made.register(spec)):
+        made.update_run(
+            run.id,
+            federation_id=made.put_federation(
+                "f", data="toy", partition="toy", num_clients=4, num_classes=0,
+                num_examples=SIZES.astype("<f8").tobytes(), label_histogram=None,
+            ),
+        )  # fmt: skip
+        for index, (clients, weights) in enumerate(ROUNDS):
+            size = len(clients)
+            record = RoundRecord(
+                index=index, available=np.ones(4, bool), clients=np.array(clients, np.int64), given_weights=None,
+                weights=np.array(weights, float), completed=np.ones(size, bool), loss=np.zeros(size),
+                train_loss=np.zeros(size), duration=np.zeros(size), update_norm=np.zeros(size), seconds={},
+                counters=dict.fromkeys(("models_down", "updates_up", "scalars_up", "bytes_down", "bytes_up"), 0),
+                diagnostics={"excluded_mask": np.array(EXCLUDED[index], bool)} if run.policy == "ca-fed" else {},
+            )  # fmt: skip
+            made.write_round(run.id, record, checkpoint=None)
+    return made
+
+
+def test_groups_are_those_of_the_availability_process(store):
+    run = store.runs(1)[0]
+    assert accounting.client_groups(store, run, "cluster").tolist() == ["cluster 0"] * 2 + ["cluster 1"] * 2
+    # The default clusters: the first half is there in 0.9 of the rounds, the second in 0.1 with lambda = 1/2.
+    groups = accounting.client_groups(store, run, "availability").tolist()
+    assert groups == ["more available, weakly correlated"] * 2 + ["less available, correlated"] * 2
+    with pytest.raises(InvalidInput, match="availability or cluster"):
+        accounting.client_groups(store, run, "size")
+
+
+def test_a_random_population_is_rebuilt_as_the_run_saw_it(tmp_path):
+    options = {"variant": "authors", "split": "random"}
+    process = Named(name="correlated-population", options=options)
+    made = make_store(tmp_path / "a.sqlite", dataclasses.replace(make_spec(rounds=1), availability=process))
+    for run in made.runs(1):
+        facts = made.federation(run.federation_id)
+        clients = Clients(num_examples=facts.num_examples, label_histogram=facts.label_histogram.astype(float))
+        trace = availability.get("correlated-population", **options).start(clients, run.seed)
+        groups = accounting.client_groups(made, run, "availability")
+        assert np.array_equal(np.char.startswith(groups, "more"), trace.availability > 0.5)
+    with pytest.raises(InvalidInput, match="has no clusters"):
+        accounting.client_groups(made, made.runs(1)[0], "cluster")
+
+
+def test_importance_adds_up_as_by_hand(store):
+    run = store.runs(1)[0]
+    groups = accounting.client_groups(store, run, "cluster")
+    history = accounting.importance_history(store, run, groups)
+    assert history.rounds.tolist() == [1, 2, 3, 4]
+    assert history.groups == ("cluster 0", "cluster 1")
+    assert history.target == pytest.approx([0.3, 0.7])
+    assert history.cumulative == pytest.approx(np.array([[1, 0], [1, 0], [1, 0], [0.75, 0.25]]))
+    # Weights so far: (0.5, 0.5, 0, 0); the same; (0.5, 2.5, 0, 0); (0.5, 2.5, 0, 1). Target: (0.1, 0.2, 0.3, 0.4).
+    assert history.total_variation == pytest.approx([0.7, 0.7, 0.7, 0.5 * (0.025 + 0.425 + 0.3 + 0.15)])
+    assert accounting.realized_importance(store, run) == pytest.approx([0.125, 0.625, 0, 0.25])
+    assert accounting.realized_importance(store, run, limit=1) == pytest.approx([0.5, 0.5, 0, 0])
+    account = accounting.group_accounts(store, run, "cluster")
+    assert account.total_variation == pytest.approx(history.total_variation[-1])
+    assert account.realized == pytest.approx(dict(zip(history.groups, history.cumulative[-1], strict=True)))
+    assert account.target == importance_by_group(SIZES / 10, groups)
+    assert account.excluded == {}
+
+
+def test_exclusion_counts_clients_and_whole_groups(store):
+    run = store.runs(1)[1]
+    groups = accounting.client_groups(store, run, "cluster")
+    found = accounting.excluded_rounds(store, run, groups)
+    assert found == {"cluster 0": (pytest.approx(5 / 8), 0.5), "cluster 1": (pytest.approx(1 / 8), 0.0)}
+    assert accounting.excluded_rounds(store, run, groups, limit=1)["cluster 0"] == (1.0, 1.0)
+
+
+def test_the_table_has_a_line_per_policy_and_group(store):
+    table = tables.group_table(store, analysis.load_results(store, store.experiment()), "cluster")
+    assert table.cells() == [
+        ["uniform: cluster 0", "2", "30.0", "75.0", "", ""],
+        ["uniform: cluster 1", "2", "70.0", "25.0", "", ""],
+        ["ca-fed: cluster 0", "2", "30.0", "75.0", "62.5", "50.0"],
+        ["ca-fed: cluster 1", "2", "70.0", "25.0", "12.5", "0.0"],
+    ]
+    assert "uniform 0.450; ca-fed 0.450" in table.note
+    assert "policy: group,seeds" in tables.to_csv(table)
+    assert r"\%" in tables.to_latex(table)
