@@ -79,6 +79,42 @@ def test_run_prints_tables_and_goes_on(fedpick, tmp_path):
     assert list((tmp_path / "figures").glob("*.svg"))
 
 
+def test_tune_writes_a_spec_that_runs(fedpick, tmp_path):
+    rates = ["--local-lr", "0.1,0.001", "--server-lr", "1,0.5", "--rounds", "3", "-p", "1"]
+    code, out, err = fedpick("tune", "spec.toml", *rates)
+    assert code == 0, err
+    assert "learning rates" in out and "local=0.001 server=0.5" in out
+    text = (tmp_path / "spec-tuned.toml").read_text()
+    assert text.startswith(
+        "# Learning rates found by:\n#   fedpick tune spec.toml --local-lr 0.1,0.001 --server-lr 1,0.5"
+    )
+    assert "holdout 0.2 of every client" in text
+    code, _, err = fedpick("tune", "spec.toml", *rates, "-o", "again.toml")
+    assert "8 runs, 24 rounds, 24 of them done before" in err
+    assert (tmp_path / "again.toml").read_text().splitlines()[2:] == text.splitlines()[2:]
+    code, out, err = fedpick("run", "spec-tuned.toml", "--no-report", "-p", "1")
+    assert code == 0, err
+    code, _, err = fedpick("tune", "spec.toml")
+    assert code == 2
+    assert "nothing to search" in err
+
+
+def test_report_adds_differences_and_groups(fedpick):
+    code, _, err = fedpick("run", "spec.toml", "--no-report", "--seeds", "2", "-p", "1")
+    assert code == 0, err
+    code, out, err = fedpick(
+        "report", "--no-html", "--against", "uniform", "--groups", "availability", "-f", "markdown"
+    )
+    assert code == 0, err
+    assert "**Paired differences to uniform**" in out
+    assert "| md: more available, weakly correlated | 10 ± 0 |" in out
+    code, out, _ = fedpick("report", "--no-html", "--against", "md")
+    assert "Paired differences to md" in out
+    code, _, err = fedpick("report", "--no-html", "--groups", "cluster")
+    assert code == 2
+    assert "has no clusters" in err
+
+
 def test_json_lines(fedpick):
     code, out, _ = fedpick("run", "spec.toml", "--json", "--no-report", "-p", "1")
     assert code == 0

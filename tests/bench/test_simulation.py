@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -144,3 +145,64 @@ def test_ray_gives_the_same_rows(tmp_path):
     report = run(spec, there, engine="ray", processes=2)
     assert report.complete, report.failures
     assert content(there) == content(here)
+
+
+def history_spec(policies, history):
+    return small_spec(policies, availability={"name": "markov", "availability": 0.6, "history": history})
+
+
+def test_a_history_shows_the_masks_before_the_first_round_and_resumes_exactly(tmp_path):
+    from fedpick import availability
+
+    spec = history_spec(("ca-fed", "uniform"), 40)
+    whole, cut = Store(tmp_path / "whole.sqlite"), Store(tmp_path / "cut.sqlite")
+    assert run(spec, whole, processes=1).complete
+    for updates in (1, 4, 3):
+        flag = StopFlag()
+        run(spec, cut, processes=1, stop=flag, progress=StopAfter(flag, updates))
+    assert run(spec, cut, processes=1).complete
+    assert content(cut) == content(whole)
+    member = whole.runs(1)[0]
+    clients = build(member.settings).session.clients
+    trace = availability.get("markov", availability=0.6).start(clients, 0)
+    for row in whole.selections(member.id):
+        assert np.array_equal(row.available, trace.mask(40 + row.round))
+    # 40 rounds of the past and 6 of the run were counted; nothing was sent for the former.
+    state = whole.policy_state(member.id)
+    masks = np.array([trace.mask(index) for index in range(46)])
+    assert np.array_equal(state["rounds_available"], masks.sum(axis=0))
+    assert whole.rounds(member.id)["scalars_up"][0] == trace.mask(40).sum()
+
+
+def test_an_estimator_starts_with_what_the_history_showed():
+    spec = history_spec(("unbiased",), 30)
+    simulation = build(spec.settings_of(spec.policies[0], 0))
+    first = next(iter(simulation.rounds()))
+    assert first.index == 0
+    masks = np.array([simulation.trace.mask(index) for index in range(31)])
+    estimate = (1 + masks.sum(axis=0)) / (2 + 31)  # the prior is one round of each kind
+    factor = masks[30].sum() / 3  # three of those who are there
+    expected = (simulation.session.clients.importance / estimate)[first.clients] * factor
+    assert first.given_weights == pytest.approx(expected)
+
+
+def test_a_policy_that_measures_even_without_a_budget_is_refused_with_a_history():
+    spec = history_spec(("fedcor",), 5)
+    with pytest.raises(InvalidInput, match="history shows masks alone"):
+        next(iter(build(spec.settings_of(spec.policies[0], 0)).rounds()))
+
+
+def test_validation_is_measured_on_the_hold_out():
+    spec = small_spec(("uniform",), run={"rounds": 4, "validation_every": 2})
+    simulation = build(spec.settings_of(spec.policies[0], 0))
+    records = [record.evaluation for record in islice(simulation.rounds(), 4)]
+    assert ["validation" in evaluation for evaluation in records] == [False, True, False, True]
+    loss, accuracy = records[3]["validation"]
+    simulator = simulation.simulator
+    losses, accuracies = simulator.evaluate_clients("validation")
+    importance = simulator.clients.importance
+    assert (loss, accuracy) == pytest.approx((importance @ losses, importance @ accuracies))
+    bare = small_spec(("uniform",), partition={"num_clients": 12, "holdout": 0.0}, simulator={"losses_on": "train"},
+                      run={"validation_every": 2})  # fmt: skip
+    with pytest.raises(InvalidInput, match="needs validation data"):
+        refuse_early([bare.settings_of(bare.policies[0], 0)])
