@@ -114,8 +114,9 @@ def test_the_best_mean_of_the_last_evaluations_wins(tmp_path):
     assert [choice.best.local_lr for choice in tune.choose(store, experiment, spec, grid, score="loss")] == [0.01, 0.1]
     text = tune.tuned_text(spec, choices, command="fedpick tune toy.toml", searched=searched, score="accuracy")
     assert "#   fedpick tune toy.toml\n" in text
-    assert "# a: local=0.1 (tried local=0.3: not finite; local=0.1: 0.9050; local=0.01: 0.5050)" in text
-    assert "6 rounds, seeds 0, 1" in text
+    assert "# a: local=0.1, of\n#   local=0.3: not finite\n#   local=0.1: 0.9050\n#   local=0.01: 0.5050\n" in text
+    assert "# b: local=0.01 (at the edge of the grid), of\n" in text
+    assert "6 rounds,\n# seeds 0, 1;" in text
     written = tomllib.loads(text)
     assert written["policies"][0]["local"] == {"lr": {"initial": 0.1, "milestones": [10]}}
     assert written["policies"][1]["local"] == {"lr": 0.01}

@@ -195,7 +195,7 @@ def test_paired_differences_pair_by_seed_and_equal_scipy():
     row = next(csv.DictReader(io.StringIO(tables.to_csv(table))))
     assert float(row["final accuracy %: low"]) == pytest.approx(low)
     assert row["final accuracy %: seeds"] == "3"
-    assert "3 pairs" in tables.to_markdown(table)
+    assert "pairs: 3" in tables.to_markdown(table)
     assert analysis.Difference((0.1,)).interval is None
 
 

@@ -64,6 +64,18 @@ class Choice:
     scores: tuple[tuple[Candidate, float | None], ...]
     """Mean over the seeds for every pair, in the order of the grid; None: some seed left the finite numbers."""
 
+    @property
+    def at_edge(self) -> bool:
+        """The best is the smallest or largest rate tried: a wider grid may hold a better one."""
+        for own, tried in (
+            (self.best.local_lr, {candidate.local_lr for candidate, _ in self.scores}),
+            (self.best.server_lr, {candidate.server_lr for candidate, _ in self.scores}),
+        ):
+            rates = sorted(rate for rate in tried if rate is not None)
+            if len(rates) > 1 and own in (rates[0], rates[-1]):
+                return True
+        return False
+
 
 def candidates(local_lr: Sequence[float], server_lr: Sequence[float]) -> list[Candidate]:
     """The grid, the local rate changing slowest. An empty list leaves that rate alone."""
@@ -166,12 +178,11 @@ def tuned_text(spec: Spec, choices: Sequence[Choice], *, command: str, searched:
     lines = [
         "Learning rates found by:",
         f"  {command}",
-        f"Judged by {score} on validation data ({share} of every client), {searched.rounds} rounds, seeds "
-        f"{', '.join(map(str, searched.seeds))}; the same grid for every policy.",
+        f"Judged by {score} on validation data ({share} of every client), {searched.rounds} rounds,",
+        f"seeds {', '.join(map(str, searched.seeds))}; the same grid for every policy.",
     ]
     for choice in choices:
-        tried = "; ".join(
-            f"{candidate}: {'not finite' if value is None else f'{value:.4f}'}" for candidate, value in choice.scores
-        )
-        lines.append(f"{choice.label}: {choice.best} (tried {tried})")
+        lines.append(f"{choice.label}: {choice.best}{' (at the edge of the grid)' if choice.at_edge else ''}, of")
+        for candidate, value in choice.scores:
+            lines.append(f"  {candidate}: {'not finite' if value is None else f'{value:.4f}'}")
     return "\n".join(f"# {line}" for line in lines) + "\n" + toml_text(tuned_spec(spec, choices).to_dict())

@@ -50,18 +50,30 @@ def tune(
     chosen = load_spec(spec).override(only=names_list(only))
     grid = search.candidates(numbers_list(local_lr, "--local-lr") or [], numbers_list(server_lr, "--server-lr") or [])
     searched = search.grid_spec(chosen.override(seeds=seeds_option(seeds), rounds=rounds), grid, holdout=holdout)
-    command = shlex.join(["fedpick", *sys.argv[1:]])
     opened = Store(store)
     outcome = run(searched, opened, processes=processes, progress=make_progress(quiet=quiet, as_json=False))
     for name, reason in outcome.failures.items():
         typer.echo(f"failed: {name}: {reason}", err=True)
     if outcome.stopped:
-        typer.echo(f"Stopped; {outcome.stopped} runs are not finished. Go on with: {command}", err=True)
+        typer.echo(
+            f"Stopped; {outcome.stopped} runs are not finished. Go on with: {shlex.join(['fedpick', *sys.argv[1:]])}",
+            err=True,
+        )
         raise typer.Exit(INTERRUPTED)
     if outcome.failures:
         raise typer.Exit(FAILURE)
     choices = search.choose(opened, outcome.experiment, chosen, grid, score=score, evaluations=evaluations)
     _print_scores(searched.title, choices, score, f"{searched.rounds} rounds, seeds {list(searched.seeds)}.")
+    for choice in choices:
+        if choice.at_edge:
+            typer.echo(f"{choice.label}: {choice.best} is at the edge of the grid; a wider one may hold a better pair.")
+    # Only what decides the result: the same file comes out wherever and however the search is computed.
+    given = {
+        "--local-lr": local_lr, "--server-lr": server_lr, "--seeds": seeds, "--rounds": rounds, "--only": only,
+        "--score": score, "--evaluations": evaluations, "--holdout": holdout,
+    }  # fmt: skip
+    words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    command = shlex.join(["fedpick", "tune", spec.name if spec.is_absolute() else str(spec), *words])
     target = output or spec.with_name(f"{spec.stem}-tuned.toml")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(

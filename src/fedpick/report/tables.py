@@ -214,7 +214,7 @@ def difference_table(results: Results, against: str, window: int = 1) -> Table:
     )
     pairs = sorted({len(quantities[0].values) for _, quantities in lines})
     note = (
-        f"Each policy minus {baseline.label}, seed by seed ({' or '.join(map(str, pairs)) or 0} pairs): mean and 95 % "
+        f"Each policy minus {baseline.label}, seed by seed (pairs: {' or '.join(map(str, pairs)) or 0}): mean and 95 % "
         "confidence interval (Student's t). N/A: some seed of either never reached the target."
     )
     if missing := results.incomplete:
