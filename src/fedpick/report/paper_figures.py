@@ -1,0 +1,244 @@
+"""The papers' figures that are no curves of an experiment: samples of loss changes, toy federations, counts, graphs.
+
+Every function takes plain arrays, writes one picture and returns its path; the scripts in `benchmarks/` make the
+arrays. matplotlib is imported only when something is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpick.core.errors import InvalidInput
+from fedpick.report.availability_figures import _new_figure, _save
+from fedpick.report.charts_palette import styles_of
+from fedpick.theory.fedcor import Components, Normality
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "draw_choices",
+    "draw_components",
+    "draw_counts",
+    "draw_loss_curves",
+    "draw_picks",
+    "draw_rasters",
+    "draw_similarities",
+]
+
+FloatArray = NDArray[np.float64]
+
+_BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#00876A", "#767676"
+
+
+def _colours(labels: Sequence[str]) -> dict[str, str]:
+    return {label: style.light for label, style in styles_of(labels).items()}
+
+
+def draw_components(
+    settings: Mapping[str, tuple[Components, Sequence[Normality]]], path: str | Path, *, title: str = ""
+) -> Path:
+    """Histograms of principal components with the Gaussian of the same mean and variance (FedCor, figures 2, 12).
+
+    One row per setting: its components and how normal each of them is; as many columns as there are of those.
+    """
+    columns = max(len(found) for _, found in settings.values())
+    figure = _new_figure(2.4 * columns + 0.4, 2.1 * len(settings) + 0.4)
+    grid = figure.subplots(len(settings), columns, squeeze=False)
+    for axes_row, (name, (components, found)) in zip(grid, settings.items(), strict=True):
+        for column, axes in enumerate(axes_row):
+            if column >= len(found):
+                axes.axis("off")
+                continue
+            _draw_histogram(axes, components.scores[:, column])
+            share, measured = components.share[column], found[column]
+            axes.set_title(f"component {column + 1}: {share:.0%} of variance", fontsize=8)
+            axes.text(0.03, 0.95, f"W = {measured.shapiro:.3f}", transform=axes.transAxes, fontsize=7, va="top")
+            axes.tick_params(labelsize=7)
+        axes_row[0].set_ylabel(f"{name}\ndensity", fontsize=8)
+    if title:
+        figure.suptitle(title, fontsize=10)
+    return _save(figure, path)
+
+
+def _draw_histogram(axes: Axes, values: FloatArray) -> None:
+    axes.hist(values, bins=30, density=True, color=_BLUE, alpha=0.65)
+    mean, spread = values.mean(), values.std(ddof=1)
+    where = np.linspace(min(values.min(), mean - 3 * spread), max(values.max(), mean + 3 * spread), 200)
+    density = np.exp(-(((where - mean) / spread) ** 2) / 2) / (spread * np.sqrt(2 * np.pi))
+    axes.plot(where, density, color=_ORANGE, linewidth=1.5)
+    axes.set_yticks([])
+
+
+def draw_similarities(
+    settings: Mapping[str, tuple[FloatArray, FloatArray, FloatArray]], path: str | Path, *, title: str = ""
+) -> Path:
+    """Similarity of covariances over rounds (FedCor, figures 3, 9).
+
+    For every setting (rounds, similarity to the next of them, similarity of two halves of the same round's samples):
+    R, R - 1 and R numbers. The last is what sampling alone leaves of a perfect similarity, and is dashed.
+    """
+    figure = _new_figure(6.2, 3.6)
+    axes = figure.add_subplot()
+    colours = _colours(list(settings))
+    for name, (rounds, later, halves) in settings.items():
+        axes.plot(rounds[:-1], later, "o-", color=colours[name], markersize=4, label=name)
+        axes.plot(rounds, halves, "--", color=colours[name], linewidth=1)
+    axes.plot([], [], "--", color=_GREY, linewidth=1, label="two halves, same round")
+    axes.set(xlabel="round", ylabel="similarity to the next covariance", ylim=(0, 1.03), title=title)
+    axes.grid(color="#E4E4E0", linewidth=0.6)
+    axes.legend(frameon=False, fontsize=8)
+    return _save(figure, path)
+
+
+def draw_choices(
+    points: FloatArray,
+    labels: NDArray[np.int64],
+    choices: Mapping[str, tuple[NDArray[np.int64], FloatArray, float]],
+    path: str | Path,
+) -> Path:
+    """Clients with one example each, what was chosen, and the classifier it leads to (FedCor, figure 1).
+
+    Args:
+        points: (N, 2) examples.
+        labels: (N,) 0 or 1.
+        choices: for every name the chosen clients, the line (w1, w2, b) of its model and the global loss of that.
+        path: of the image.
+    """
+    figure = _new_figure(6.4, 4.6)
+    axes = figure.add_subplot()
+    for label, (colour, marker) in enumerate((("#9CC3DE", "o"), ("#EDB793", "s"))):
+        of_label = points[labels == label]
+        axes.scatter(of_label[:, 0], of_label[:, 1], s=22, c=colour, marker=marker, label=f"clients of class {label}")
+    low, high = points.min(axis=0) - 0.4, points.max(axis=0) + 0.4
+    colours = _colours(list(choices))
+    rings = (90, 190, 310, 450)
+    for ring, (name, (chosen, line, loss)) in zip(rings, choices.items(), strict=False):
+        # Along the line: the point of it nearest to the origin, and the direction.
+        normal, length = line[:2], max(float(np.hypot(*line[:2])), 1e-12)
+        foot = -line[2] * normal / length**2
+        reach = np.array([[-20.0], [20.0]]) * np.array([-normal[1], normal[0]]) / length
+        axes.plot(*(foot + reach).T, color=colours[name], linewidth=1.6, label=f"{name}: loss {loss:.3f}")
+        axes.scatter(
+            points[chosen, 0], points[chosen, 1], s=ring, facecolors="none", edgecolors=colours[name], linewidths=1.6
+        )
+    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), xlabel="x1", ylabel="x2")
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _save(figure, path)
+
+
+def draw_picks(
+    means: FloatArray,
+    spreads: FloatArray,
+    picks: NDArray[np.int64],
+    others: NDArray[np.int64],
+    predictions: FloatArray,
+    values: FloatArray,
+    path: str | Path,
+) -> Path:
+    """The picks of algorithm 1 one after the other (FedGP, figure 1).
+
+    Args:
+        means: (m + 1, 2, N) before pick i: the posterior means after the pick and after the other candidate; the last
+            entry is the final mean, twice.
+        spreads: (m + 1, 2, N) mean and standard deviation before pick i; the last: after all picks.
+        picks: (m,) chosen clients.
+        others: (m,) a candidate that was not chosen.
+        predictions: (m, 2) predicted loss change of the pick and of the other candidate.
+        values: (m, 2) mean loss change they would lead to: the smaller one is better.
+        path: of the image.
+    """
+    steps = len(picks)
+    figure = _new_figure(3.1 * (steps + 1), 3.1)
+    panels = figure.subplots(1, steps + 1, sharey=True)
+    clients = np.arange(means.shape[2])
+    for step, axes in enumerate(panels):
+        mean, spread = spreads[step]
+        axes.fill_between(clients, mean - spread, mean + spread, color=_BLUE, alpha=0.18, linewidth=0)
+        axes.plot(clients, mean, color=_BLUE, linewidth=1.2, label="mean ± sd" if step == 0 else None)
+        axes.axhline(0, color=_GREY, linewidth=0.6)
+        axes.set_xlabel("client")
+        if step == steps:
+            axes.scatter(picks, mean[picks], marker="x", color=_ORANGE, zorder=3)
+            axes.set_title("after the picks", fontsize=9)
+            continue
+        pairs = ((picks[step], _ORANGE), (others[step], "black"))
+        for place, (client, colour) in enumerate(pairs):
+            predicted = predictions[step, place]
+            text = f"{client}: {values[step, place]:.3f}"
+            axes.plot(clients, means[step, place], color=colour, linewidth=1, label=text)
+            axes.annotate("", (client, predicted), (client, mean[client]), arrowprops={"arrowstyle": "->"})
+            axes.scatter([client], [predicted], marker="x", color=colour, zorder=3)
+        axes.set_title(f"pick {step + 1}: client {picks[step]}", fontsize=9)
+        axes.legend(frameon=False, fontsize=7, loc="lower center")
+    panels[0].set_ylabel("loss change")
+    return _save(figure, path)
+
+
+def draw_counts(settings: Mapping[str, Mapping[str, NDArray[np.int64]]], path: str | Path) -> Path:
+    """How often each client was selected: one panel per setting, one histogram per policy (FedGS, figure 4)."""
+    names = list(dict.fromkeys(label for counts in settings.values() for label in counts))
+    if not names:
+        raise InvalidInput("There are no counts to draw.")
+    colours = _colours(names)
+    figure = _new_figure(4.2 * len(settings) + 0.2, 3.4)
+    for axes, (name, counts) in zip(figure.subplots(1, len(settings), squeeze=False)[0], settings.items(), strict=True):
+        largest = max(int(values.max(initial=0)) for values in counts.values())
+        bins = np.arange(0, largest + 2 + largest // 40, max(1, largest // 40)) - 0.5
+        for label, values in counts.items():
+            text = f"{label}: sd {values.std(ddof=1):.1f}"
+            axes.hist(values, bins=bins.tolist(), color=colours[label], alpha=0.6, label=text)
+        axes.set(xlabel="times selected", ylabel="clients", title=name)
+        axes.legend(frameon=False, fontsize=8)
+    return _save(figure, path)
+
+
+def draw_loss_curves(
+    settings: Mapping[str, Mapping[str, tuple[FloatArray, FloatArray]]], path: str | Path, *, smooth: int = 1
+) -> Path:
+    """Test loss by round: one panel per setting, one line per policy from (rounds, (S, R) losses) (FedGS, figure 5).
+
+    The line is the mean over the seeds, of `smooth` neighbouring values; the band spans the seeds.
+    """
+    names = list(dict.fromkeys(label for curves in settings.values() for label in curves))
+    colours = _colours(names)
+    figure = _new_figure(4.4 * len(settings) + 0.2, 3.4)
+    panels = figure.subplots(1, len(settings), squeeze=False)[0]
+    for axes, (name, curves) in zip(panels, settings.items(), strict=True):
+        for label, (rounds, losses) in curves.items():
+            kernel = np.ones(smooth) / smooth
+            lines = np.stack([np.convolve(row, kernel, mode="valid") for row in losses])
+            where = rounds[smooth - 1 :]
+            low, high = lines.min(axis=0), lines.max(axis=0)
+            axes.fill_between(where, low, high, color=colours[label], alpha=0.12, linewidth=0)
+            axes.plot(where, lines.mean(axis=0), color=colours[label], linewidth=1.2, label=label)
+        axes.set(xlabel="round", ylabel="test loss", title=name, yscale="log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.grid(which="both", color="#E4E4E0", linewidth=0.5)
+        axes.legend(frameon=False, fontsize=8)
+    return _save(figure, path)
+
+
+def draw_rasters(rasters: Mapping[str, NDArray[np.bool_]], path: str | Path) -> Path:
+    """Who was available when: one panel per name, one row per client, one column per round (FedGS, figure 8)."""
+    from matplotlib.colors import ListedColormap
+
+    columns = min(4, len(rasters))
+    rows = -(-len(rasters) // columns)
+    figure = _new_figure(2.7 * columns, 2.3 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in panels[len(rasters) :]:
+        axes.axis("off")
+    for axes, (name, raster) in zip(panels, rasters.items(), strict=False):
+        colours = ListedColormap(["#F1F1EE", _BLUE])
+        axes.imshow(raster, aspect="auto", interpolation="nearest", cmap=colours, vmin=0, vmax=1, origin="lower")
+        axes.set_title(f"{name}: {raster.mean():.0%}", fontsize=9)
+        axes.set(xlabel="round", ylabel="client")
+        axes.tick_params(labelsize=7)
+    return _save(figure, path)
