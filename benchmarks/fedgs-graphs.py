@@ -23,7 +23,7 @@ from fedpick.bench.simulation import FederatedRun, build
 from fedpick.bench.spec import load_spec
 from fedpick.core.policy import Signal
 from fedpick.core.types import Clients, Probe
-from fedpick.graph_analysis import best_edge_scores, draw_graph, edge_scores, graph_similarities
+from fedpick.theory.fedgs import best_edge_scores, draw_graph, edge_scores, graph_similarities
 
 FIGURE = Path(__file__).parents[1] / "docs/figures/fedgs-graph.png"
 BLOCK = 10

@@ -7,7 +7,7 @@ import pytest
 
 from fedpick import Outcome, Session, policies
 from fedpick.core.errors import InvalidInput
-from fedpick.theory import (
+from fedpick.theory.power_of_choice import (
     Constants,
     averaging_bound,
     decaying_rate_bound,

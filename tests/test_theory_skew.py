@@ -8,7 +8,7 @@ import pytest
 from fedpick import Clients, policies
 from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose, stream
-from fedpick.theory import (
+from fedpick.theory.power_of_choice import (
     Objectives,
     grid,
     objective_gap,

@@ -12,8 +12,8 @@ from fedpick.bench.spec import Named
 from fedpick.bench.store import Store
 from fedpick.core.errors import InvalidInput
 from fedpick.core.types import Clients
-from fedpick.error_accounting import importance_by_group
 from fedpick.report import accounting, analysis, tables
+from fedpick.theory.ca_fed import importance_by_group
 
 SIZES = np.array([1.0, 2.0, 3.0, 4.0])
 ROUNDS = [([0, 1], [0.5, 0.5]), ([], []), ([1], [2.0]), ([0, 3], [0.0, 1.0])]

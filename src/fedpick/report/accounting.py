@@ -21,7 +21,7 @@ from fedpick import availability
 from fedpick.bench.store_read import Reader, Run
 from fedpick.core.errors import InvalidInput
 from fedpick.core.types import Clients
-from fedpick.error_accounting import cumulative_importance, importance_by_group, total_variation
+from fedpick.theory.ca_fed import cumulative_importance, importance_by_group, total_variation
 
 __all__ = [
     "GROUPINGS",

@@ -205,9 +205,11 @@ def draw_loss_curves(
 
     The line is the mean over the seeds, of `smooth` neighbouring values; the band spans the seeds.
     """
+    figure = _new_figure(4.4 * len(settings) + 0.2, 3.4)
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     names = list(dict.fromkeys(label for curves in settings.values() for label in curves))
     colours = _colours(names)
-    figure = _new_figure(4.4 * len(settings) + 0.2, 3.4)
     panels = figure.subplots(1, len(settings), squeeze=False)[0]
     for axes, (name, curves) in zip(panels, settings.items(), strict=True):
         for label, (rounds, losses) in curves.items():
@@ -218,8 +220,9 @@ def draw_loss_curves(
             axes.fill_between(where, low, high, color=colours[label], alpha=0.12, linewidth=0)
             axes.plot(where, lines.mean(axis=0), color=colours[label], linewidth=1.2, label=label)
         axes.set(xlabel="round", ylabel="test loss", title=name, yscale="log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.grid(which="both", color="#E4E4E0", linewidth=0.5)
         axes.legend(frameon=False, fontsize=8)
     return _save(figure, path)
@@ -227,11 +230,11 @@ def draw_loss_curves(
 
 def draw_rasters(rasters: Mapping[str, NDArray[np.bool_]], path: str | Path) -> Path:
     """Who was available when: one panel per name, one row per client, one column per round (FedGS, figure 8)."""
-    from matplotlib.colors import ListedColormap
-
     columns = min(4, len(rasters))
     rows = -(-len(rasters) // columns)
     figure = _new_figure(2.7 * columns, 2.3 * rows)
+    from matplotlib.colors import ListedColormap
+
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in panels[len(rasters) :]:
         axes.axis("off")

@@ -1,41 +1,7 @@
-"""Theory made usable: how biased a policy is on a task with known optima (`skew`), and what it costs (`bounds`)."""
+"""The papers' analyses as functions: one module per paper, on plain arrays, for the selections of any policy.
 
-from fedpick.theory.bounds import (
-    Bound,
-    Constants,
-    averaging_bound,
-    decaying_rate_bound,
-    fixed_rate_bound,
-    largest_fixed_rate,
-)
-from fedpick.theory.skew import (
-    Cohorts,
-    Estimate,
-    Objectives,
-    SkewExtremes,
-    grid,
-    objective_gap,
-    quadratics,
-    sample_cohorts,
-    selection_skew,
-    skew_extremes,
-)
-
-__all__ = [
-    "Bound",
-    "Cohorts",
-    "Constants",
-    "Estimate",
-    "Objectives",
-    "SkewExtremes",
-    "averaging_bound",
-    "decaying_rate_bound",
-    "fixed_rate_bound",
-    "grid",
-    "largest_fixed_rate",
-    "objective_gap",
-    "quadratics",
-    "sample_cohorts",
-    "selection_skew",
-    "skew_extremes",
-]
+- `power_of_choice`: how biased a policy is on a task with known optima, and what that costs.
+- `fedcor`: whether loss changes are Gaussian, and whether their covariance stays.
+- `fedgs`: how even selection counts are, how diverse cohorts are, how good a graph is.
+- `ca_fed`: where the error under uneven availability comes from.
+"""

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fedpick import error_accounting as errors
 from fedpick.core.errors import InvalidInput
+from fedpick.theory import ca_fed as errors
 
 
 def test_biased_importance_and_distances_by_hand():

@@ -184,7 +184,7 @@ def draw_graph(path: str | Path, edges: ArrayLike, shares: ArrayLike) -> None:
     low, high = positions.min(axis=0) - 0.08 * span, positions.max(axis=0) + 0.08 * span
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
     axes.axis("off")
-    figure.savefig(path, bbox_inches="tight")
+    figure.savefig(path, bbox_inches="tight", dpi=130)
 
 
 def _matplotlib() -> tuple[Any, Any]:
