@@ -188,8 +188,11 @@ def test_an_estimator_starts_with_what_the_history_showed():
 
 def test_a_policy_that_measures_even_without_a_budget_is_refused_with_a_history():
     spec = history_spec(("fedcor",), 5)
+    settings = spec.settings_of(spec.policies[0], 0)
     with pytest.raises(InvalidInput, match="history shows masks alone"):
-        next(iter(build(spec.settings_of(spec.policies[0], 0)).rounds()))
+        next(iter(build(settings).rounds()))
+    with pytest.raises(InvalidInput, match="history shows masks alone"):
+        refuse_early([settings])
 
 
 def test_validation_is_measured_on_the_hold_out():

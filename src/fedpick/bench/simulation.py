@@ -294,7 +294,8 @@ def refuse_early(all_settings: list[Mapping[str, Any]]) -> None:
     provided = first.simulator.provides | {Signal.OUTPUTS}
     for settings in all_settings:
         if settings["seed"] == all_settings[0]["seed"]:
-            Session(_policy(settings), first.session.clients, settings["seed"], provides=frozenset(provided))
+            session = Session(_policy(settings), first.session.clients, settings["seed"], provides=frozenset(provided))
+            watch(session, first.trace, min(1, settings["availability"].get("history", 0)))
     budget, count = all_settings[0]["budget"], len(first.session.clients)
     if budget is not None and budget > count:
         raise InvalidInput(f"[run]: a budget of {budget} is more than the {count} clients there are.")
