@@ -74,7 +74,7 @@ JOBS = {
             steps=5,
             batch=32,
             lr=0.02,
-            turn=40,
+            turn=20,
         ),
         Job(
             name="j3",

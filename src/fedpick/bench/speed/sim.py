@@ -92,6 +92,7 @@ def _summary(mine: list[float], ours: list[float]) -> dict[str, float]:
         "ratio": float(np.median(ratios)),
         "ratio_lowest": float(ratios.min()),
         "ratio_highest": float(ratios.max()),
+        "ratio_of_best": max(ours) / max(mine),
     }
 
 
@@ -189,20 +190,22 @@ def _job_lines(name: str, job: dict[str, Any]) -> list[str]:
     lines = [
         f"{name.upper()}: {job['title']}. {job['turns']} turns of {job['rounds_per_turn']} rounds each.",
         "",
-        "| engine | rounds/s (lowest to highest) | fedpick is faster by (lowest to highest) "
+        "| engine | rounds/s (lowest to highest) | fedpick is faster by (lowest to highest) | best turns "
         "| start and first round | accuracy at the end | largest difference of a weight |",
-        "|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|",
     ]
     for engine, found in job["engines"].items():
         start = "" if found["start_seconds"] is None else f"{found['start_seconds']:.1f} s"
         accuracy = "" if found["accuracy"] is None else f"{100 * found['accuracy']:.2f} %"
         ratio = f"{found['ratio']:.2f} ({found['ratio_lowest']:.2f} to {found['ratio_highest']:.2f})"
+        ratio += f" | {found['ratio_of_best']:.2f}"
         lines.append(
             f"| {engine} | {found['rate']:.3g} ({found['rate_lowest']:.3g} to {found['rate_highest']:.3g}) "
-            f"| {'' if engine == 'fedpick' else ratio} | {start} | {accuracy} | {found['largest_difference']:.1e} |"
+            f"| {' | ' if engine == 'fedpick' else ratio} | {start} | {accuracy} | {found['largest_difference']:.1e} |"
         )
     spent = ", ".join(f"{what} {value:.2f} ms" for what, value in job["milliseconds_per_round"].items() if value)
     lines += ["", f"Fedpick's time per round: {spent}. The largest weight is {job['largest_weight']:.2g}."]
+    lines.append(f"Load of the machine at the end: {job['load']:.1f} on {os.cpu_count()} cores.")
     if "bound_rounds_per_second" in job:
         lines.append(
             f"Matrix products (2048 x 2048, float32) ran at {job['gigaflop_per_second_lowest']:.0f} to "

@@ -57,7 +57,7 @@ def callback_of(base: Any, metrics: Any, work: Any, turns: Any, arrays: dict[str
 
 def main(folder: str) -> None:
     """Take turns until there are none left."""
-    from run_torch import build, images, params_of  # type: ignore[import-not-found]
+    from run_torch import build, choose_threads, images, params_of  # type: ignore[import-not-found]
     from turns import Turns, Work  # type: ignore[import-not-found]
 
     turns = Turns()
@@ -84,6 +84,7 @@ def main(folder: str) -> None:
     arrays |= {name: torch.tensor(work.array(name).astype(np.int64)) for name in ("y", "test_y")}
     batches = torch.tensor(work.array("batches").astype(np.int64))
     layers = build(initial, job["shape"])
+    choose_threads(layers, arrays["x"][batches[0, 0, 0]], arrays["y"][batches[0, 0, 0]])
     module = module_of(layers)
     places = itertools.product(range(job["rounds"]), range(job["cohort"]))
 
