@@ -66,11 +66,11 @@ class Loopback:
                 process.wait()
 
     def _start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        log = (self.folder / f"{name}.log").open("ab")
         # A session of its own: what the process starts in turn ends with it.
-        return subprocess.Popen(
-            command, env=self.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                command, env=self.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
 
     @staticmethod
     def _end(process: subprocess.Popen[bytes], how: signal.Signals) -> None:

@@ -51,13 +51,13 @@ def children_named(name: str, parent: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("policy", "parameters"),
-    [("pow-d", {"num_candidates": 4}), ("fedcor", {"warmup": 3, "interval": 3, "dimension": 4})],
+    [("pow-d", "num_candidates=4"), ("fedcor", "warmup=3,interval=3,dimension=4")],
 )
 def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp_path, policy, parameters):
     output, state = tmp_path / "chosen.json", tmp_path / "policy"
     settings = {
         "policy": policy,
-        "policy_parameters": json.dumps(parameters),
+        "policy_parameters": parameters,
         "dataset": "digits",
         "num_partitions": 8,
         "budget": 3,

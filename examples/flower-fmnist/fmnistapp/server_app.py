@@ -21,7 +21,7 @@ def main(grid: Grid, context: Context) -> None:
     settings = context.run_config
     dataset, seed = str(settings["dataset"]), int(settings["seed"])
     x, y = model.test_examples(dataset, int(settings["num-partitions"]))
-    policy = fedpick.policies.get(str(settings["policy"]), **json.loads(str(settings["policy-parameters"])))
+    policy = fedpick.policies.get(str(settings["policy"]), **parameters(str(settings["policy-parameters"])))
     strategy = with_policy(
         FedAvg(fraction_evaluate=0.0),
         policy,
@@ -48,6 +48,18 @@ def main(grid: Grid, context: Context) -> None:
         num_rounds=int(settings["num-server-rounds"]),
         evaluate_fn=evaluate,
     )
+
+
+def parameters(text: str) -> dict[str, object]:
+    """Hyper-parameters from "name=value,name=value"; a value that is no number, true, false or null is a string."""
+    found: dict[str, object] = {}
+    for pair in filter(None, text.split(",")):
+        name, _, value = pair.partition("=")
+        try:
+            found[name.strip()] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name.strip()] = value.strip()
+    return found
 
 
 def record_progress(output: str, strategy, accuracies: list[float]) -> None:
