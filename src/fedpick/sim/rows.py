@@ -31,9 +31,9 @@ class Rows:
         y = federation.y if packed else federation.y[order]
         self.shape: tuple[int, ...] = federation.x.shape[1:]
         # Normalised once and kept as float32: undoing uint8 in every batch was measured to be slower.
-        self.x = jax.device_put(_flat(federation.normalized(x)))
+        self.x = jax.device_put(_flat(_normalized(federation, x)))
         self.y = jax.device_put(y)
-        self.test_x = jax.device_put(_flat(federation.normalized(federation.test_x)))
+        self.test_x = jax.device_put(_flat(_normalized(federation, federation.test_x)))
         self.test_y = jax.device_put(federation.test_y)
         self.num_rows = len(y)
         self.ranges: dict[Part, tuple[NDArray[np.int64], NDArray[np.int64]]] = {
@@ -49,6 +49,12 @@ class Rows:
         bounds = np.concatenate([[0], np.cumsum(sizes)])
         rows = np.arange(bounds[-1]) + np.repeat(first - bounds[:-1], sizes)
         return rows.astype(np.int32), bounds
+
+
+def _normalized(federation: Federation, x: NDArray[Any]) -> NDArray[np.float32]:
+    """As a model wants them; data that are so already are not copied, for they may fill most of the memory."""
+    as_it_is = federation.scale == 1.0 and not federation.mean.any() and (federation.std == 1.0).all()
+    return x if as_it_is and x.dtype == np.float32 else federation.normalized(x)
 
 
 def _flat(x: NDArray[np.float32]) -> NDArray[np.float32]:
