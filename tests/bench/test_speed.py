@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedpick import policies
+from fedpick import data, policies
 from fedpick.bench.speed import _engines, _fresh, _jobs, _machine, _scale, gp, select, sim
 from fedpick.bench.speed._peers.turns import Turns, Work
 from fedpick.cli.app import app
@@ -150,15 +152,48 @@ def test_made_up_clients_share_one_array_and_the_memory_of_many_is_measured():
     dealt = _fresh.made_up(50, 4, 3)
     assert dealt.num_clients == 50 and len(dealt.x) == 200
     assert [len(dealt.rows(client)) for client in (0, 49)] == [4, 4]
-    found = _fresh.million(num_clients=200, per_client=5, width=3, rounds=1)
-    assert found["examples"] == 1000 and found["round_seconds"] > 0
-    assert found["with_losses_mebibytes"] >= found["training_mebibytes"] >= 0
+    # In a process of its own, as the benchmark does: the most memory ever is of the whole process.
+    program = (
+        "import json; from fedpick.bench.speed._fresh import million; print(json.dumps(million(20000, 10, 100, 1)))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    found = json.loads(said)
+    assert found["examples"] == 200_000 and found["round_seconds"] > 0
+    assert found["data_mebibytes"] == pytest.approx(200_000 * 404 / 2**20)
+    assert found["data_mebibytes"] < found["training_mebibytes"] <= found["with_losses_mebibytes"]
 
 
 def test_clients_that_are_not_selected_are_compared_in_turns():
-    found = _scale.unselected(few=60, many=120, examples=1200, repeats=1)
+    found = _scale.unselected(few=60, many=120, repeats=1)
     assert found["train_ratio"] == pytest.approx(found["train_seconds_many"] / found["train_seconds_few"])
     assert found["round_seconds_few"] >= found["train_seconds_few"] > 0
+
+
+def test_the_first_start_compiles_everything_itself(monkeypatch, tmp_path):
+    folders = []
+
+    def fresh(what, **environment):
+        mine = Path(environment["XDG_CACHE_HOME"]) / "fedpick"
+        monkeypatch.setenv("XDG_CACHE_HOME", environment["XDG_CACHE_HOME"])
+        assert data.cache_directory() == mine  # the program will look where the benchmark thinks
+        folders.append((mine / _scale.COMPILED).exists())
+        (mine / _scale.COMPILED).mkdir(exist_ok=True)
+        (mine / _scale.COMPILED / "program").touch()
+        now = time.time()
+        return {"trained_at": now + 1, "evaluated_at": now + 2}
+
+    (tmp_path / "fedpick" / _scale.COMPILED).mkdir(parents=True)
+    (tmp_path / "fedpick" / "mnist").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_scale, "_fresh", fresh)
+    found = _scale.start(repeats=1)
+    assert folders == [False, True]
+    assert found["first_trained_seconds"] == pytest.approx(1, abs=0.5)
+    assert list((tmp_path / "fedpick" / _scale.COMPILED).iterdir()) == []
+
+    monkeypatch.setattr(_scale, "_fresh", lambda what, **environment: {"trained_at": 0, "evaluated_at": 0})
+    with pytest.raises(InvalidInput, match="compiled nothing"):
+        _scale.start(repeats=1)
 
 
 def test_an_engine_hands_over_when_its_turn_is_done(monkeypatch, capfd):

@@ -166,7 +166,7 @@ def as_markdown(results: dict[str, Any]) -> str:
     if unselected := results.get("unselected"):
         lines.append(
             f"Clients that are not selected: {unselected['many']:,} against {unselected['few']:,} clients, the same "
-            f"cohort of 50 and as many examples: training takes {unselected['train_ratio']:.2f} times as long "
+            f"cohort of 50 and as many examples each: training takes {unselected['train_ratio']:.2f} times as long "
             f"({1000 * unselected['train_seconds_few']:.2f} and {1000 * unselected['train_seconds_many']:.2f} ms), the "
             f"whole round with the decision {unselected['round_ratio']:.2f} times.\n"
         )
