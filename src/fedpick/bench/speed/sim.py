@@ -174,7 +174,8 @@ def as_markdown(results: dict[str, Any]) -> str:
         lines.append(
             f"Start: J1's first round is trained {start['first_trained_seconds']:.1f} s after the start of the program "
             f"with an empty compile cache, {start['again_trained_seconds']:.1f} s with a full one (test set and "
-            f"everybody's loss: {start['first_evaluated_seconds']:.1f} and {start['again_evaluated_seconds']:.1f} s).\n"
+            f"everybody's loss: {start['first_evaluated_seconds']:.1f} and {start['again_evaluated_seconds']:.1f} s); "
+            f"load {start['load']:.1f}.\n"
         )
     if million := results.get("million"):
         lines.append(
