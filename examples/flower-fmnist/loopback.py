@@ -57,12 +57,12 @@ class Loopback:
 
     def __exit__(self, *details: object) -> None:
         for process in (*self.nodes.values(), self.superlink):
-            self._end(process, signal.SIGTERM)
+            self.end(process, signal.SIGTERM)
         for process in (*self.nodes.values(), self.superlink):
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
-                self._end(process, signal.SIGKILL)
+                self.end(process, signal.SIGKILL)
                 process.wait()
 
     def _start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
@@ -73,7 +73,8 @@ class Loopback:
             )
 
     @staticmethod
-    def _end(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    def end(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+        """Send a signal to a process that this class started, and to what it started in turn."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)
 
@@ -99,7 +100,7 @@ class Loopback:
     def kill(self, partition: int) -> None:
         """End a SuperNode without a good-bye."""
         process = self.nodes.pop(partition)
-        self._end(process, signal.SIGKILL)
+        self.end(process, signal.SIGKILL)
         process.wait()
 
     def run(self, **config: object) -> subprocess.Popen[bytes]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -35,8 +39,29 @@ def loss(arrays: ArrayRecord, context: Context, batch_size: int | None) -> float
 answer_probes(app, loss=loss, num_examples=lambda context: len(local_data(context)[1]))
 
 
+@contextlib.contextmanager
+def mark(folder: str, partition: int) -> Iterator[None]:
+    """A file that is there while this client trains, and stays if it is killed meanwhile."""
+    if not folder:
+        yield
+        return
+    file = Path(folder) / f"training-{partition}.json"
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps({"since": time.time()}))
+    partial.replace(file)
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
+    with mark(str(context.run_config["marks"]), int(context.node_config["partition-id"])):
+        return local_training(message, context)
+
+
+def local_training(message: Message, context: Context) -> Message:
     x, y = local_data(context)
     settings = context.run_config
     time.sleep(float(settings["slow-seconds"]))

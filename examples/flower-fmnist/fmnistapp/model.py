@@ -15,6 +15,9 @@ Params = dict[str, NDArray[np.float32]]
 
 @lru_cache(maxsize=1)
 def federation(dataset: str, num_partitions: int) -> data.Federation:
+    if dataset == "synthetic":  # made for so many clients, nothing to deal out
+        made = data.load(dataset, num_clients=num_partitions)
+        return data.partition(made, "natural", seed=0, split=(0.8, 0.0, 0.2))
     return data.partition(data.load(dataset), "2spc", num_clients=num_partitions, seed=0)
 
 
@@ -27,6 +30,11 @@ def local_examples(dataset: str, partition: int, num_partitions: int) -> tuple[N
 def test_examples(dataset: str, num_partitions: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     dealt = federation(dataset, num_partitions)
     return dealt.normalized(dealt.test_x).reshape(len(dealt.test_x), -1), dealt.test_y
+
+
+def num_classes(dataset: str, num_partitions: int) -> int:
+    dealt = federation(dataset, num_partitions)
+    return int(max(dealt.y.max(), dealt.test_y.max())) + 1
 
 
 def initial(num_features: int, num_classes: int, seed: int) -> Params:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import asdict
 from pathlib import Path
 
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
@@ -10,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 import fedpick
-from fedpick.flower import with_policy
+from fedpick.flower import RoundReport, with_policy
 from fmnistapp import model
 
 app = ServerApp()
@@ -20,8 +22,10 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     settings = context.run_config
     dataset, seed = str(settings["dataset"]), int(settings["seed"])
-    x, y = model.test_examples(dataset, int(settings["num-partitions"]))
+    count = int(settings["num-partitions"])
+    x, y = model.test_examples(dataset, count)
     policy = fedpick.policies.get(str(settings["policy"]), **parameters(str(settings["policy-parameters"])))
+    record = Record(str(settings["output"]))
     strategy = with_policy(
         FedAvg(fraction_evaluate=0.0),
         policy,
@@ -32,16 +36,15 @@ def main(grid: Grid, context: Context) -> None:
         wait=float(settings["wait"]),
         probe_timeout=float(settings["probe-timeout"]),
         train_timeout=float(settings["train-timeout"]),
+        progress=record.note_round,
     )
-    accuracies: list[float] = []
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         loss, accuracy = model.loss_and_accuracy({name: array.numpy() for name, array in arrays.items()}, x, y)
-        accuracies.append(accuracy)
-        record_progress(str(settings["output"]), strategy, accuracies)
+        record.note_accuracy(accuracy)
         return MetricRecord({"test_loss": loss, "test_accuracy": accuracy})
 
-    start = model.initial(x.shape[1], int(y.max()) + 1, seed)
+    start = model.initial(x.shape[1], model.num_classes(dataset, count), seed)
     strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord({name: Array(value) for name, value in start.items()}),
@@ -62,13 +65,36 @@ def parameters(text: str) -> dict[str, object]:
     return found
 
 
-def record_progress(output: str, strategy, accuracies: list[float]) -> None:
-    if not output:
-        return
-    keys = strategy.roster.keys
-    chosen = [[keys[int(client)] for client in selection.clients] for selection in strategy.history]
-    first = (strategy.session.round if strategy.session else 0) - len(chosen)
-    text = json.dumps({"first_round": first, "chosen": chosen, "accuracy": accuracies})
-    partial = Path(output).with_suffix(".partial")
-    partial.write_text(text)
-    partial.replace(output)
+class Record:
+    """What happened so far, in a JSON file that is complete at every moment."""
+
+    def __init__(self, output: str) -> None:
+        self.output = output
+        self.rounds: list[dict[str, object]] = []
+        self.running: dict[str, object] | None = None
+        self.accuracy: list[float] = []
+
+    def note_round(self, report: RoundReport) -> None:
+        if report.over:
+            self.rounds.append(asdict(report))
+            self.running = None
+        else:
+            self.running = {**asdict(report), "chosen_at": time.time()}
+        self.write()
+
+    def note_accuracy(self, accuracy: float) -> None:
+        self.accuracy.append(accuracy)
+        self.write()
+
+    def write(self) -> None:
+        if not self.output:
+            return
+        content = {
+            "chosen": [report["cohort"] for report in self.rounds],
+            "accuracy": self.accuracy,
+            "running": self.running,
+            "rounds": self.rounds,
+        }
+        partial = Path(self.output).with_suffix(".partial")
+        partial.write_text(json.dumps(content, indent=1))
+        partial.replace(self.output)

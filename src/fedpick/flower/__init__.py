@@ -20,6 +20,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from fedpick.flower.client import answer_probes
+from fedpick.flower.progress import RoundReport, Step
 from fedpick.flower.strategy import PolicyStrategy, with_policy
 
-__all__ = ["PolicyStrategy", "answer_probes", "with_policy"]
+__all__ = ["PolicyStrategy", "RoundReport", "Step", "answer_probes", "with_policy"]

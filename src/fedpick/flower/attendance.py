@@ -46,6 +46,8 @@ class Attendance:
         if self._busy:
             late = {message.metadata.reply_to_message_id for message in grid.pull_messages(set(self._busy.values()))}
             self._busy = {index: sent for index, sent in self._busy.items() if sent not in late}
+            # Listed after the pull: a node whose end is among the replies must not be taken for one that is ready.
+            online = list(grid.get_node_ids())
         self._introduce(grid, online)
         return online
 

@@ -2,8 +2,9 @@
 
 In each round: see who is online, ask newcomers who they are, let the policy probe and choose, let the wrapped strategy
 build its messages on a view of the grid that shows only the cohort, then give the policy's weights to the replies and
-let the wrapped strategy aggregate. Unnormalised weights a_i with sum c are exact, too: every reply w_i is replaced by
-w + c (w_i - w) before the strategy takes its normalised mean, which is then w + sum of a_i (w_i - w).
+let the wrapped strategy aggregate; only then is the policy told, and its state saved. Unnormalised weights a_i with sum
+c are exact, too: every reply w_i is replaced by w + c (w_i - w) before the strategy takes its normalised mean, which is
+then w + sum of a_i (w_i - w).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from fedpick.core.types import Clients, Outcome, Selection, aggregation_weights
 from fedpick.flower.attendance import Attendance
 from fedpick.flower.exchange import CohortGrid, attribute, metrics_of, moved, number, update_of
 from fedpick.flower.probing import Prober
+from fedpick.flower.progress import Diary, RoundReport
 from fedpick.flower.roster import KeyFunction, Roster
 from fedpick.flower.settings import REPORTS, Settings
 from fedpick.flower.wrapped import everybody, layers, refuse_unsuitable, train_messages, weight_key
@@ -66,6 +68,7 @@ def with_policy(
     probe_timeout: float = 60.0,
     train_timeout: float = 3600.0,
     reports: Mapping[str, str] = REPORTS,
+    progress: Callable[[RoundReport], None] | None = None,
 ) -> PolicyStrategy:
     """Let a policy choose the cohorts, and their weights, of any Flower strategy.
 
@@ -83,6 +86,8 @@ def with_policy(
         probe_timeout: seconds clients have to answer a question.
         train_timeout: seconds clients have to train; who is late counts as failed, and busy until it answers.
         reports: Outcome field -> key in the train replies' metrics.
+        progress: called when a cohort is chosen and when its round is over, with who completed, who failed, and how
+            long each exchange took.
     """
     if weights not in ("policy", "ignored"):
         raise InvalidInput(f"weights must be 'policy' or 'ignored'. Got {weights!r}.")
@@ -99,13 +104,19 @@ def with_policy(
         train_timeout=train_timeout,
         reports=dict(reports),
     )
-    return PolicyStrategy(strategy, policy, settings)
+    return PolicyStrategy(strategy, policy, settings, progress)
 
 
 class PolicyStrategy(Strategy):
     """A Flower strategy whose cohorts come from a fedpick policy; made by `with_policy`."""
 
-    def __init__(self, inner: Strategy, policy: Policy[Any], settings: Settings) -> None:
+    def __init__(
+        self,
+        inner: Strategy,
+        policy: Policy[Any],
+        settings: Settings,
+        progress: Callable[[RoundReport], None] | None = None,
+    ) -> None:
         self.inner = inner
         self.policy = policy
         self.history: list[Selection] = []
@@ -118,6 +129,7 @@ class PolicyStrategy(Strategy):
         self._evaluations: list[Message] = []
         self._arrays = ArrayRecord()
         self._warned: set[str] = set()
+        self._diary = Diary(progress)
         if settings.path is not None and (settings.path / "session.json").exists():
             self.session = Session.load(settings.path, policy=policy, provides=PROVIDES)
             self.roster = Roster.load(settings.path)
@@ -158,6 +170,7 @@ class PolicyStrategy(Strategy):
         if self._selection is not None:  # the last round was broken off: its updates never entered the model
             self._tell(self._selection, np.zeros(len(self._selection.clients), dtype=bool))
         self._arrays, self._messages = arrays, []
+        grid = self._diary.open(grid)
         online = self._attendance.meet(grid)
         if not self.roster.keys:
             return []  # nobody has ever been seen: there is no table to ask a policy about
@@ -179,19 +192,30 @@ class PolicyStrategy(Strategy):
         )
         available = self._attendance.available(online)
         selection = self.session.ask(available=available, budget=self._settings.budget, measure=prober.measure)
+        self._selection = selection
         nodes = [self.roster.node_of[int(index)] for index in selection.clients]
         self._messages = train_messages(self.inner, nodes, server_round, arrays, config, grid)
-        self._selection = selection
         self.history.append(selection)
+        keys = self.roster.keys
+        self._diary.chosen(
+            self.session.round,
+            (keys[index] for index in np.flatnonzero(available)),
+            (keys[index] for index in selection.clients),
+        )
         return self._messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Tell the policy how it went, put its weights on the replies, and let the wrapped strategy aggregate."""
+        """Put the policy's weights on the replies, let the wrapped strategy aggregate, then tell the policy.
+
+        In this order, so that a state on disk never holds a step that was not made: if aggregation raises, the saved
+        state and the caller's model are both those before the round, and the round is asked again after a restart.
+        """
         if self._selection is None:
             return None, None
         replies, selection = list(replies), self._selection
+        self._diary.answered(len(self._messages), len(replies), self._settings.train_timeout)
         by_node = attribute(self._messages, replies)
         self._attendance.note_silence(self._messages, by_node)
         answers = [by_node.get(self.roster.node_of[int(index)]) for index in selection.clients]
@@ -199,18 +223,23 @@ class PolicyStrategy(Strategy):
         self._warn_of_unusable(selection, answers, updates)
         completed = np.array([update is not None for update in updates], dtype=bool)
         self._note_sizes(selection, answers)
+        reports = self._reported(answers, updates)
         weights = aggregation_weights(selection, completed, self.roster.clients())
-        self._tell(selection, completed, **self._reported(answers, updates))
+        if self._settings.use_weights and not weights.sum() > 0:
+            self._tell(selection, completed, **reports)
+            return None, None  # zero weight answered: no step
         good = [
             reply for reply, update in zip(answers, updates, strict=True) if reply is not None and update is not None
         ]
         bad = [reply for reply in replies if reply.has_error()]
         if self._settings.use_weights:
-            if not weights.sum() > 0:
-                return None, None  # zero weight answered: no step
             steps = [update for update in updates if update is not None]
             good = self._weighted(good, steps, weights[completed])
-        return self.inner.aggregate_train(server_round, [*good, *bad])
+        new, metrics = self.inner.aggregate_train(server_round, [*good, *bad])
+        if new is None:  # the strategy declined: nobody's update entered the model
+            completed = np.zeros(len(completed), dtype=bool)
+        self._tell(selection, completed, **reports)
+        return new, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -257,6 +286,7 @@ class PolicyStrategy(Strategy):
         if self._settings.path is not None:
             self.roster.save(self._settings.path)
             self.session.save(self._settings.path)
+        self._diary.over(completed.tolist())
 
     def _warn_of_unusable(self, selection: Selection, answers: Sequence[Message | None], updates: Updates) -> None:
         for index, reply, update in zip(selection.clients, answers, updates, strict=True):
