@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -34,6 +35,7 @@ class Loopback:
         self.folder, self.num_partitions = folder, num_partitions
         self.port = free_port()
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self.runs: list[subprocess.Popen[bytes]] = []
         self.environment = {
             **os.environ,
             "FLWR_HOME": str(folder / "flwr"),
@@ -56,14 +58,31 @@ class Loopback:
         return self
 
     def __exit__(self, *details: object) -> None:
-        for process in (*self.nodes.values(), self.superlink):
+        helpers = self.below_superlink()  # these have a session of their own and would outlive a run that is cut short
+        started = (*self.runs, *self.nodes.values(), self.superlink)
+        for process in started:
             self.end(process, signal.SIGTERM)
-        for process in (*self.nodes.values(), self.superlink):
+        for process in started:
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 self.end(process, signal.SIGKILL)
                 process.wait()
+        for process_id in helpers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process_id, signal.SIGKILL)
+
+    def below_superlink(self, name: str = "") -> list[int]:
+        """Process ids of what the SuperLink started and whose command line contains `name`."""
+        found, pending = [], [self.superlink.pid]
+        while shutil.which("pgrep") and pending:
+            children = subprocess.run(["pgrep", "-P", str(pending.pop())], capture_output=True, text=True)
+            for child in map(int, children.stdout.split()):
+                pending.append(child)
+                with contextlib.suppress(OSError):
+                    if name in Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+                        found.append(child)
+        return found
 
     def _start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         # A session of its own: what the process starts in turn ends with it.
@@ -105,7 +124,9 @@ class Loopback:
 
     def run(self, **config: object) -> subprocess.Popen[bytes]:
         """Start a run of the app; the process ends with the run."""
-        return self._start("run", "flwr", "run", str(APP), "loopback", "--stream", "-c", _as_config(config))
+        run = self._start("run", "flwr", "run", str(APP), "loopback", "--stream", "-c", _as_config(config))
+        self.runs.append(run)
+        return run
 
 
 def _as_config(config: dict[str, object]) -> str:

@@ -73,19 +73,6 @@ def in_training(output: Path, marks: Path, first: int) -> tuple[int, int] | None
     return None
 
 
-def children_named(name: str, parent: int) -> list[int]:
-    """Process ids below `parent` whose command line contains `name`."""
-    found, pending = [], [parent]
-    while pending:
-        listing = subprocess.run(["pgrep", "-P", str(pending.pop())], capture_output=True, text=True).stdout.split()
-        for child in map(int, listing):
-            pending.append(child)
-            command = Path(f"/proc/{child}/cmdline")
-            if command.exists() and name in command.read_bytes().replace(b"\0", b" ").decode():
-                found.append(child)
-    return found
-
-
 def assert_nobody_waited_longer_than_the_deadlines(rounds: list[dict]) -> None:
     for report in rounds:
         for step in report["steps"]:
@@ -170,7 +157,7 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
         interrupted, _ = wait_until(
             lambda: in_training(second, marks, ROUNDS + 1), run, 600, "somebody trains in the second run", every=0.1
         )
-        servers = children_named("flwr-serverapp", federation.superlink.pid)
+        servers = federation.below_superlink("flwr-serverapp")
         assert servers
         for process in servers:
             os.kill(process, signal.SIGKILL)
