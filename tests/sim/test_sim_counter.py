@@ -35,14 +35,24 @@ def keys_of(count, seed):
     return counter.fold(counter.key_from(seed), np.arange(count, dtype=np.uint32)[:, None])
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_all_orders_of_a_few_are_about_equally_likely(size):
-    trials = 12_000
+def permutations_of(size, trials, seed):
     lanes = np.broadcast_to(np.arange(size, dtype=np.uint32), (trials, size))
-    orders = Counter(map(tuple, counter.permute(keys_of(trials, 5), lanes, np.array([[size]], np.uint32)).tolist()))
+    return counter.permute(keys_of(trials, seed), lanes, np.array([[size]], np.uint32))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7])
+def test_all_orders_of_a_few_are_equally_likely(size):
+    drawn = permutations_of(size, max(12_000, 40 * factorial(size)), 5)
+    orders = Counter(map(tuple, drawn.tolist()))
     assert len(orders) == factorial(size)
-    expected = trials / factorial(size)
-    assert max(abs(count - expected) for count in orders.values()) < 0.2 * expected
+    assert chisquare(list(orders.values())).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("size", [9, 25, 49])
+def test_squares_of_odd_numbers_give_odd_permutations_too(size):
+    drawn = permutations_of(size, 4000, 8)
+    inversions = sum((drawn[:, i, None] > drawn[:, i + 1 :]).sum(axis=1) for i in range(size - 1))
+    assert 0.45 < np.mean(inversions % 2) < 0.55
 
 
 def test_pairs_of_positions_look_uniform():

@@ -2,8 +2,9 @@
 
 The mini-batches of client k in round t are a function of (seed, round, client) alone, so they cannot depend on who
 else was selected, on the order of the cohort or on how the work was split. A permutation is not stored and not
-sorted: `permute` gives any of its positions at once (a Feistel network on a rectangle just large enough, walked until
-it lands inside), so drawing a batch costs the same from 10 as from 10 million examples.
+sorted: `permute` gives any of its positions at once, so drawing a batch costs the same from 10 as from 10 million
+examples. It writes 0..size-1 into a square, row by row, and turns all rows and then all columns by random amounts, over
+and over; the last row may be short and the columns unequal, each turns within itself.
 
 Everything here runs on numpy and on JAX arrays alike, with the same bits.
 """
@@ -16,8 +17,8 @@ import numpy as np
 
 __all__ = ["Key", "fold", "key_from", "permute", "uniform_bits", "uniform_floats", "with_replacement"]
 
-FEISTEL_ROUNDS = 12
-"""Enough that orders are about equally likely (within 8 % even for 6 examples, measured); fewer were visibly not."""
+TURNS = 16
+"""Enough that the orders of 2 to 7 examples look equally likely in 400 draws each; with 12 those of 6 do not."""
 
 
 class Key(NamedTuple):
@@ -74,60 +75,42 @@ def _scaled(bits: Any, size: Any) -> Any:
     return ((bits >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24) * size).astype(np.uint32)
 
 
-def _scramble(round_keys: list[Any], left: Any, right: Any, width: Any, height: Any) -> tuple[Any, Any]:
-    """A keyed bijection of the pairs (0..width-1, 0..height-1): each half is shifted by a hash of the other."""
-    float_width, float_height = width.astype(np.float32), height.astype(np.float32)
-    for index, round_key in enumerate(round_keys):
-        if index % 2 == 0:
-            left = left + _scaled(_mix(right + round_key), float_width)
-            left = left - width * (left >= width).astype(np.uint32)
-        else:
-            right = right + _scaled(_mix(left + round_key), float_height)
-            right = right - height * (right >= height).astype(np.uint32)
-    return left, right
-
-
 def permute(key: Key, position: Any, size: Any) -> Any:
     """Where `position` (uint32, 0..size-1) goes in a random permutation of 0..size-1, as int32.
 
     Positions beyond the end give some valid position: mask them afterwards. `size` is a uint32 of 1..2**31.
     """
-    # The smallest rectangle that holds 0..size-1 and is nearly square: few positions fall outside and must walk on.
-    width = np.sqrt(size.astype(np.float32)) if isinstance(size, np.ndarray) else _jax_sqrt(size)
-    width = width.astype(np.uint32) + np.uint32(1)
-    height = (size + width - np.uint32(1)) // width
-    salts = [np.array([index], np.uint32) * np.uint32(0x9E3779B9) for index in range(FEISTEL_ROUNDS)]
-    round_keys = [_mix(key.high + salt) ^ key.low for salt in salts]
-    position = position - (position >= size).astype(np.uint32) * position
-    left = position // height
-    halves = left, position - left * height
-    if not isinstance(position, np.ndarray):
-        return _walk_on_device(round_keys, halves, width, height, size)
-    halves = _scramble(round_keys, *halves, width, height)
-    while (outside := halves[0] * height + halves[1] >= size).any():
-        moved = _scramble(round_keys, *halves, width, height)
-        halves = np.where(outside, moved[0], halves[0]), np.where(outside, moved[1], halves[1])
-    return (halves[0] * height + halves[1]).astype(np.int32)
+    # The root rounded up; numpy and XLA round it alike, as IEEE 754 asks. Rows and columns of one odd length would only
+    # ever give even permutations.
+    below = (size - np.uint32(1)).astype(np.float32)
+    width = (np.sqrt(below) if isinstance(size, np.ndarray) else _jax_sqrt(below)).astype(np.uint32) + np.uint32(1)
+    width = width + (width * width == size).astype(np.uint32) * (width & np.uint32(1))
+    full = size // width
+    rest = size - full * width
+    position = position * (position < size).astype(np.uint32)
+    row = position // width
+    column = position - row * width
+    for index in range(TURNS):
+        round_key = _mix(key.high + np.array([index], np.uint32) * np.uint32(0x9E3779B9)) ^ key.low
+        if index % 2 == 0:
+            column = _shifted(column, _mix(row + round_key), _chosen(row < full, width, rest))
+        else:
+            row = _shifted(row, _mix(column + round_key), full + (column < rest).astype(np.uint32))
+    return (row * width + column).astype(np.int32)
 
 
-def _jax_sqrt(size: Any) -> Any:
+def _chosen(condition: Any, yes: Any, no: Any) -> Any:
+    """`where` for numpy and JAX alike."""
+    return no + (yes - no) * condition.astype(np.uint32)
+
+
+def _shifted(place: Any, bits: Any, length: Any) -> Any:
+    """Moved on by a random number of places in a ring of `length`."""
+    moved = place + _scaled(bits, length.astype(np.float32))
+    return moved - length * (moved >= length).astype(np.uint32)
+
+
+def _jax_sqrt(values: Any) -> Any:
     import jax.numpy as jnp
 
-    return jnp.sqrt(size.astype(np.float32))
-
-
-def _walk_on_device(round_keys: list[Any], halves: tuple[Any, Any], width: Any, height: Any, size: Any) -> Any:
-    import jax.numpy as jnp
-    from jax import lax
-
-    def move(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        left, right, walking = carry
-        moved = _scramble(round_keys, left, right, width, height)
-        left, right = jnp.where(walking, moved[0], left), jnp.where(walking, moved[1], right)
-        return left, right, left * height + right >= size
-
-    # Everybody walks at least once; one copy of the network in the program keeps it quick to compile.
-    shape = jnp.broadcast_shapes(halves[0].shape, halves[1].shape, round_keys[0].shape)
-    start = (jnp.broadcast_to(halves[0], shape), jnp.broadcast_to(halves[1], shape), jnp.ones(shape, bool))
-    left, right, _ = lax.while_loop(lambda carry: carry[2].any(), move, start)
-    return (left * height + right).astype(np.int32)
+    return jnp.sqrt(values)

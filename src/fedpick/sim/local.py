@@ -167,7 +167,8 @@ def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[...
             rows = start + positions
             noise = counter.fold(key, ~step_index)
             random_key = jax.random.wrap_key_data(jnp.stack([noise.high, noise.low]), impl="threefry2x32")
-            batch_x, batch_y = jnp.take(x, rows, axis=0), jnp.take(y, rows, axis=0)
+            # Only a client without rows can be out of range; looking out for that would cost a pass over the batch.
+            batch_x, batch_y = (jnp.take(values, rows, axis=0, mode="clip") for values in (x, y))
             loss, gradient = jax.value_and_grad(loss_of)(weights, batch_x, batch_y, counts, random_key)
             weights, velocity = _sgd_step(local, params, weights, velocity, gradient, lr)
             return weights, velocity, total + loss
