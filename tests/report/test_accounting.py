@@ -13,10 +13,19 @@ from fedpick.bench.store import Store
 from fedpick.core.errors import InvalidInput
 from fedpick.core.types import Clients
 from fedpick.report import accounting, analysis, tables
+from fedpick.report.charts import sections_of
+from fedpick.report.charts_base import read_material
+from fedpick.report.charts_collect import ABSENT as NO
+from fedpick.report.charts_collect import AVAILABLE as YES
+from fedpick.report.charts_collect import CHOSEN as IN
+from fedpick.report.charts_collect import EXCLUDED as OUT
+from fedpick.report.charts_collect import SHUT_OUT as OFF
+from fedpick.report.tables_groups import group_table
 from fedpick.theory.ca_fed import importance_by_group
 
 SIZES = np.array([1.0, 2.0, 3.0, 4.0])
 ROUNDS = [([0, 1], [0.5, 0.5]), ([], []), ([1], [2.0]), ([0, 3], [0.0, 1.0])]
+AVAILABLE = [[1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]]
 EXCLUDED = [[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 1]]
 
 
@@ -37,9 +46,9 @@ def store(tmp_path) -> Store:
         for index, (clients, weights) in enumerate(ROUNDS):
             size = len(clients)
             record = RoundRecord(
-                index=index, available=np.ones(4, bool), clients=np.array(clients, np.int64), given_weights=None,
-                weights=np.array(weights, float), completed=np.ones(size, bool), loss=np.zeros(size),
-                train_loss=np.zeros(size), duration=np.zeros(size), update_norm=np.zeros(size), seconds={},
+                index=index, available=np.array(AVAILABLE[index], bool), clients=np.array(clients, np.int64),
+                given_weights=None, weights=np.array(weights, float), completed=np.ones(size, bool),
+                loss=np.zeros(size), train_loss=np.zeros(size), duration=np.zeros(size), update_norm=np.zeros(size), seconds={},
                 counters=dict.fromkeys(("models_down", "updates_up", "scalars_up", "bytes_down", "bytes_up"), 0),
                 diagnostics={"excluded_mask": np.array(EXCLUDED[index], bool)} if run.policy == "ca-fed" else {},
             )  # fmt: skip
@@ -98,14 +107,77 @@ def test_exclusion_counts_clients_and_whole_groups(store):
     assert accounting.excluded_rounds(store, run, groups, limit=1)["cluster 0"] == (1.0, 1.0)
 
 
+def test_left_out_counts_only_those_who_were_there(store):
+    run = store.runs(1)[0]
+    groups = accounting.groups_of(store, run, "cluster")
+    found = accounting.left_out_rounds(store, run, groups)
+    # cluster 0: there 2 + 0 + 2 + 2, chosen 2 + 0 + 1 + 1; cluster 1: there 0 + 2 + 0 + 2, chosen 0 + 0 + 0 + 1.
+    assert found == {"cluster 0": (pytest.approx(1 / 3), 0.0), "cluster 1": (0.75, 0.5)}
+    assert accounting.left_out_rounds(store, run, groups, limit=1) == {"cluster 0": (0.0, 0.0)}
+    assert accounting.group_accounts(store, run, "cluster").left_out == found
+
+
+def test_the_grouping_that_tells_most_is_found(store, tmp_path):
+    grouping, groups = accounting.find_groups(store, store.runs(1)[0])
+    assert (grouping, groups.names, groups.sizes.tolist()) == ("cluster", ("cluster 0", "cluster 1"), [2, 2])
+    assert accounting.find_groups(store, store.runs(1)[0], most=1) is None
+    cases = {
+        "correlated-population": ({"variant": "authors"}, "availability"),
+        "ideal": ({}, None),
+        "trace": ({"path": str(tmp_path / "missing.npz")}, None),
+    }
+    for name, (options, wanted) in cases.items():
+        spec = dataclasses.replace(make_spec(rounds=1, seeds=1), availability=Named(name=name, options=options))
+        made = make_store(tmp_path / f"{name}.sqlite", spec)
+        found = accounting.find_groups(made, made.runs(1)[0])
+        assert (None if found is None else found[0]) == wanted, name
+        assert bool(read_material(made).accounts) == (wanted is not None)
+        assert ("groups" in {section.key for section in sections_of(read_material(made))}) == (wanted is not None)
+        made.close()
+
+
+def test_clients_are_ordered_by_group_then_by_correlation():
+    groups = accounting.Groups(("a", "b"), np.array([1, 0, 1, 0]), np.array([-0.9, 0.5, 0.1, 0.5]))
+    assert groups.order.tolist() == [1, 3, 2, 0]
+
+
+def test_the_raster_tells_excluded_from_not_chosen(store):
+    material = read_material(store)
+    uniform, careful = (material.traces[run.id].raster.exact for run in store.runs(1))
+    expected = [[IN, NO, YES, IN], [IN, NO, IN, YES], [NO, YES, NO, YES], [NO, YES, NO, IN]]
+    assert uniform.tolist() == expected
+    # ca-fed: client 0 in round 2, when it was away; client 1 in round 4. Those chosen all the same stay chosen.
+    expected[0][1], expected[1][3] = OFF, OUT
+    assert careful.tolist() == expected
+
+
+def test_the_charts_of_groups_are_the_accounts(store):
+    section = next(each for each in sections_of(read_material(store)) if each.key == "groups")
+    bars, lines = section.charts
+    assert bars.data["groups"] == ["cluster 0", "cluster 1"]
+    measures = {measure["key"]: measure for measure in bars.data["measures"]}
+    assert measures["importance"]["target"] == [0.3, 0.7]
+    assert [cell["mean"] for cell in measures["importance"]["series"]["ca-fed"]] == [0.75, 0.25]
+    assert [cell["mean"] for cell in measures["left-out"]["series"]["uniform"]] == [0.33333, 0.75]
+    assert [cell["mean"] for cell in measures["wholly-left-out"]["series"]["uniform"]] == [0, 0.5]
+    assert list(measures["excluded"]["series"]) == ["ca-fed"]
+    drawn = {measure["key"]: measure for measure in lines.data["measures"]}
+    assert drawn["distance"]["series"]["uniform"]["mean"] == [0.7, 0.7, 0.7, 0.45]
+    assert drawn["cluster 1"]["reference"] == {"name": "target", "value": 0.7}
+    assert drawn["cluster 1"]["series"]["uniform"]["mean"] == [0, 0, 0, 0.25]
+
+
 def test_the_table_has_a_line_per_policy_and_group(store):
-    table = tables.group_table(store, analysis.load_results(store, store.experiment()), "cluster")
+    results = analysis.load_results(store, store.experiment())
+    table = group_table(store, results, "cluster")
     assert table.cells() == [
-        ["uniform: cluster 0", "2", "30.0", "75.0", "", ""],
-        ["uniform: cluster 1", "2", "70.0", "25.0", "", ""],
-        ["ca-fed: cluster 0", "2", "30.0", "75.0", "62.5", "50.0"],
-        ["ca-fed: cluster 1", "2", "70.0", "25.0", "12.5", "0.0"],
+        ["uniform: cluster 0", "2", "30.0", "75.0", "33.3", "0.0", "", ""],
+        ["uniform: cluster 1", "2", "70.0", "25.0", "75.0", "50.0", "", ""],
+        ["ca-fed: cluster 0", "2", "30.0", "75.0", "33.3", "0.0", "62.5", "50.0"],
+        ["ca-fed: cluster 1", "2", "70.0", "25.0", "75.0", "50.0", "12.5", "0.0"],
     ]
+    assert table.policies == ("uniform", "uniform", "ca-fed", "ca-fed")
+    assert group_table(store, results, "cluster", read_material(store).accounts).cells() == table.cells()
     assert "uniform 0.450; ca-fed 0.450" in table.note
     assert "policy: group,seeds" in tables.to_csv(table)
     assert r"\%" in tables.to_latex(table)

@@ -33,7 +33,7 @@ def browser():
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     store = make_store(folder / "toy.sqlite", make_spec(LABELS))
-    path = write_report(store, folder / "report.html")
+    path = write_report(store, folder / "report.html", against="uniform")
     store.close()
     return path
 
@@ -42,7 +42,8 @@ class Opened:
     """A page, and everything that it complained about or asked the network for."""
 
     def __init__(self, browser, path, **options):
-        self.context = browser.new_context(offline=True, viewport={"width": 1400, "height": 900}, **options)
+        options.setdefault("viewport", {"width": 1400, "height": 900})
+        self.context = browser.new_context(offline=True, **options)
         self.page = self.context.new_page()
         self.page.set_default_timeout(60_000)
         self.complaints: list[str] = []
@@ -77,7 +78,7 @@ def opened(browser, report):
 
 def test_every_figure_is_drawn(opened):
     figures = opened.page.locator(".plot")
-    assert figures.count() == 13
+    assert figures.count() == 16
     for index in range(figures.count()):
         plot = figures.nth(index)
         key = plot.get_attribute("id")
@@ -131,6 +132,46 @@ def test_every_seed_smoothing_measures_and_runs_can_be_chosen(opened):
         "before => JSON.stringify(document.getElementById('plot-raster').data[0].z) !== before", arg=before
     )
     opened.page.select_option("#labels-policy", value="ca-fed")
+
+
+def test_clients_by_group_or_by_number(opened):
+    rows = "document.getElementById('plot-raster')._fullLayout.yaxis.ticktext"
+    assert any("available" in name for name in opened.page.evaluate(rows))
+    assert "less available" in opened.page.evaluate("document.getElementById('plot-raster').data[0].text[0][0]")
+    grouped = opened.page.evaluate("document.getElementById('plot-raster').data[0].z.map(String).sort()")
+    opened.page.get_by_text("by number", exact=True).click()
+    opened.page.wait_for_function(
+        "!document.getElementById('plot-raster').data[0].text[0][0].includes('less available')"
+    )
+    # The same rows in another order.
+    assert opened.page.evaluate("document.getElementById('plot-raster').data[0].z.map(String).sort()") == grouped
+
+
+def test_groups_and_differences_can_be_asked_for_other_measures(opened):
+    title = "key => document.getElementById('plot-' + key)._fullLayout.%s.title.text"
+    assert opened.page.evaluate(title % "yaxis", "importance") == "share of all weight"
+    opened.page.select_option("#importance-measure", value="left-out")
+    opened.page.wait_for_function(
+        "document.getElementById('plot-importance')._fullLayout.yaxis.title.text === 'left out while available'"
+    )
+    assert "final accuracy" in opened.page.evaluate(title % "xaxis", "differences")
+    opened.page.select_option("#differences-measure", value="lowest test loss")
+    opened.page.wait_for_function(
+        "document.getElementById('plot-differences')._fullLayout.xaxis.title.text.includes('left is better')"
+    )
+    assert opened.traces("differences") == len(LABELS) - 1
+    opened.page.locator('.chip[data-policy="fedcor"]').click()
+    opened.wait()
+    assert opened.traces("differences") == len(LABELS) - 2
+    opened.page.select_option("#importance-rounds-measure", index=1)
+    opened.page.wait_for_function("document.getElementById('plot-importance-rounds')._fullLayout.shapes.length === 1")
+
+
+def test_a_phone_shows_everything_without_scrolling_sideways(browser, report):
+    opened = Opened(browser, report, viewport={"width": 390, "height": 800})
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert opened.complaints == []
+    opened.context.close()
 
 
 def test_hovering_says_what_it_is(opened):

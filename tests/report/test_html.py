@@ -59,8 +59,8 @@ def test_every_chart_is_there_with_a_place_a_title_and_a_sentence(store, tmp_pat
     text = write_report(store, tmp_path / "r.html").read_text(encoding="utf-8")
     keys = [chart["key"] for chart in content_of(tmp_path / "r.html")["charts"]]
     assert keys == [
-        *("accuracy", "loss", "targets", "frequency", "fairness", "raster", "weight", "label-distance", "labels"),
-        *("correlation", "embedding", "bounds", "diagnostics"),
+        *("accuracy", "loss", "targets", "frequency", "fairness", "raster", "importance", "importance-rounds"),
+        *("weight", "label-distance", "labels", "correlation", "embedding", "bounds", "diagnostics"),
     ]
     for key in keys:
         assert f'id="plot-{key}"' in text

@@ -242,7 +242,7 @@ def _report_path(store: Store, experiment: Experiment) -> Path:
     return directory / f"{_slug(experiment.title)}-{experiment.hash[:8]}.html"
 
 
-def _write_html(store: Store, experiment: Experiment, path: Path | None, window: int = 1) -> Path | None:
+def _write_html(store: Store, experiment: Experiment, path: Path | None, **options: Any) -> Path | None:
     """The HTML report, where the parts it needs are installed: results are not lost for want of a picture."""
     from fedpick.core.errors import MissingDependency
 
@@ -251,7 +251,7 @@ def _write_html(store: Store, experiment: Experiment, path: Path | None, window:
     except MissingDependency as error:
         typer.echo(f"No HTML report. {error}", err=True)
         return None
-    return _shown(html.write_report(store, path or _report_path(store, experiment), experiment, window=window))
+    return _shown(html.write_report(store, path or _report_path(store, experiment), experiment, **options))
 
 
 def _shown(path: Path) -> Path:
@@ -273,7 +273,8 @@ def report(
         str | None, typer.Option(help="Also paired differences to this policy, with confidence intervals.")
     ] = None,
     groups: Annotated[
-        str | None, typer.Option(help="Also importance by groups of clients: availability or cluster.")
+        str | None,
+        typer.Option(help="Also a table of groups of clients, by availability or cluster, which the figures then use."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The HTML file; default: beside the store.")
@@ -287,6 +288,7 @@ def report(
     from fedpick.bench.store import open_store
     from fedpick.cli.options import one_of
     from fedpick.report import analysis, tables
+    from fedpick.report.tables_groups import group_table
 
     one_of(form, tables.FORMATS, "format")
     opened = open_store(store)
@@ -301,16 +303,17 @@ def report(
     if against is not None:
         shown.append(tables.difference_table(results, against, window))
     if groups is not None:
-        shown.append(tables.group_table(opened, results, groups))
+        shown.append(group_table(opened, results, groups))
     if form == "terminal":
         for table in shown:
             wide_console().print(tables.to_rich(table))
     else:
         typer.echo(tables.render(shown, form), nl=False)
-    if html and (path := _write_html(opened, chosen, output, window)):
+    if html and (path := _write_html(opened, chosen, output, window=window, against=against, grouping=groups)):
         typer.echo(f"Report: {path}", err=form != "terminal")
     if figures is not None:
         from fedpick.report.figures import write_figures
 
-        written = write_figures(opened, figures, names_list(figure_formats) or [], chosen)
+        formats = names_list(figure_formats) or []
+        written = write_figures(opened, figures, formats, chosen, window=window, against=against, grouping=groups)
         typer.echo(f"Figures: {len(written)} files in {figures}", err=form != "terminal")

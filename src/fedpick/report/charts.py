@@ -12,6 +12,8 @@ from fedpick.report.analysis import RunResults
 from fedpick.report.charts_base import AXES, Chart, Material, Measure, Section, line_data, numbers
 from fedpick.report.charts_clients import frequency_chart, label_charts, raster_chart
 from fedpick.report.charts_collect import RunTrace
+from fedpick.report.charts_compare import forest_chart, sweep_charts
+from fedpick.report.charts_groups import group_charts
 from fedpick.report.charts_learned import embedding_chart, matrix_chart
 
 __all__ = ["sections_of"]
@@ -19,11 +21,13 @@ __all__ = ["sections_of"]
 FloatArray = NDArray[np.float64]
 
 
-def sections_of(material: Material) -> tuple[Section, ...]:
-    """Every section that has something to show."""
+def sections_of(material: Material, *, against: str | None = None, window: int = 1) -> tuple[Section, ...]:
+    """Every section that has something to show. `against`: the policy to which others are compared pair by pair."""
+    results = [_accuracy(material), _loss(material), _targets(material), *sweep_charts(material)]
     wanted = (
-        ("results", "Results", [_accuracy(material), _loss(material), _targets(material)]),
+        ("results", "Results", [*results, forest_chart(material, against, window)]),
         ("choices", "Who was chosen", [frequency_chart(material), _fairness(material), raster_chart(material)]),
+        ("groups", "Groups of clients", group_charts(material)),
         ("weights", "Weights and labels", [_weights(material), *label_charts(material)]),
         (
             "learned",

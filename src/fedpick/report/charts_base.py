@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedpick.bench.store import open_store
 from fedpick.bench.store_read import FederationFacts, Reader
+from fedpick.report.accounting import GroupAccount, Groups, find_groups, group_accounts, groups_of
 from fedpick.report.analysis import PolicyResults, Results, RunResults, load_results
 from fedpick.report.charts_collect import RunTrace, collect
 
@@ -43,7 +45,8 @@ class Chart:
     title: str
     caption: str
     kind: str
-    """Which function draws it: "lines", "bars", "clients", "raster", "labels", "matrix", "points" or "bounds"."""
+    """Which function draws it: "lines", "bars", "clients", "raster", "labels", "matrix", "points", "bounds", "groups",
+    "forest" or "sweep"."""
     data: Mapping[str, Any]
     wide: bool = False
     """Takes the whole width of the page."""
@@ -68,6 +71,12 @@ class Material:
     """By run id; only runs that have begun."""
     federations: Mapping[int, FederationFacts]
     """By run id."""
+    grouping: str = ""
+    """By what the clients are grouped; "": they are not."""
+    groups: Mapping[int, Groups] = field(default_factory=dict)
+    """By run id."""
+    accounts: Mapping[int, GroupAccount] = field(default_factory=dict)
+    """By run id: what the groups should have had and got."""
 
     def begun(self, policy: PolicyResults) -> list[RunResults]:
         """The seeds of a policy that have at least one round."""
@@ -91,8 +100,8 @@ def opened(store: Reader | str | Path) -> Iterator[Reader]:
         own.close()
 
 
-def read_material(store: Reader, experiment: str | int | None = None) -> Material:
-    """Read one experiment; None: the latest."""
+def read_material(store: Reader, experiment: str | int | None = None, *, grouping: str | None = None) -> Material:
+    """Read one experiment; None: the latest. `grouping`: of clients; None: what tells most, if anything does."""
     results = load_results(store, store.experiment(experiment))
     known: dict[int, FederationFacts] = {}
     federations: dict[int, FederationFacts] = {}
@@ -104,7 +113,33 @@ def read_material(store: Reader, experiment: str | int | None = None) -> Materia
             federations[run.run.id] = known[number]
         if len(run.rounds["round"]):
             traces[run.run.id] = collect(store, run, federations.get(run.run.id))
-    return Material(store=store, results=results, traces=traces, federations=federations)
+    runs = [run for policy in results.policies for run in policy.runs if run.run.id in traces]
+    by, groups = _groups(store, runs, grouping)
+    accounts = {
+        run.run.id: group_accounts(store, run.run, groups[run.run.id], limit=run.wanted)
+        for run in runs
+        if run.run.id in groups
+    }
+    return Material(
+        store=store, results=results, traces=traces, federations=federations,
+        grouping=by, groups=groups, accounts=accounts,
+    )  # fmt: skip
+
+
+def _groups(store: Reader, runs: Sequence[RunResults], grouping: str | None) -> tuple[str, dict[int, Groups]]:
+    """(by what, groups by run id). Policies share the availability of a seed, so it is made once."""
+    known: dict[str, tuple[str, Groups] | None] = {}
+    groups: dict[int, Groups] = {}
+    by = grouping or ""
+    for each in runs:
+        run = each.run
+        key = json.dumps([run.settings.get("availability"), run.seed, run.federation_id], sort_keys=True)
+        if key not in known:
+            known[key] = find_groups(store, run) if grouping is None else (grouping, groups_of(store, run, grouping))
+        found = known[key]
+        if found is not None and found[0] == (by or found[0]):
+            by, groups[run.id] = found
+    return by, groups
 
 
 def numbers(values: Any, digits: int = 5) -> Any:
@@ -147,6 +182,10 @@ class Measure:
     name: str
     value: Callable[[RunResults, RunTrace], NDArray[np.float64]]
     percent: bool = False
+    applies: Callable[[RunResults], bool] = lambda run: True
+    """Whether a run has such a thing at all; the mean is over those that do."""
+    reference: tuple[str, float] | None = None
+    """(name, value) of a level to compare with."""
 
 
 def line_data(
@@ -166,14 +205,17 @@ def line_data(
             if line is not None:
                 series[policy.label] = line
         if series:
-            drawn.append({"key": measure.key, "name": measure.name, "percent": measure.percent, "series": series})
+            made = {"key": measure.key, "name": measure.name, "percent": measure.percent, "series": series}
+            if measure.reference is not None:
+                made["reference"] = {"name": measure.reference[0], "value": numbers(measure.reference[1])}
+            drawn.append(made)
     return {"measures": drawn, "axes": list(axes), "targets": list(targets)} if drawn else None
 
 
 def _line(
     material: Material, policy: PolicyResults, measure: Measure, axes: Sequence[str], each_seed: bool
 ) -> dict[str, Any] | None:
-    runs = material.begun(policy)
+    runs = [run for run in material.begun(policy) if measure.applies(run)]
     if not runs:
         return None
     # Where seeds are at different rounds only the rounds that all of them have can be averaged.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedpick.bench.store_read import FederationFacts
 from fedpick.report.analysis import PolicyResults, RunResults
 from fedpick.report.charts_base import Chart, Material, Measure, bytes_of, line_data, numbers
-from fedpick.report.charts_collect import Raster, RunTrace
+from fedpick.report.charts_collect import EXCLUDED, Raster, RunTrace
 
 __all__ = ["frequency_chart", "label_charts", "raster_chart"]
 
@@ -93,7 +93,7 @@ def frequency_chart(material: Material) -> Chart | None:
 
 def _raster_data(raster: Raster) -> dict[str, Any]:
     if raster.exact is not None:
-        return {"exact": bytes_of(raster.exact)}
+        return {"exact": bytes_of(raster.exact), "excludes": bool((raster.exact >= EXCLUDED).any())}
     # Shares in 256 steps: the eye sees no more, and a byte per cell keeps the file small.
     peak = float(raster.chosen.max(initial=0.0))
     return {
@@ -120,12 +120,20 @@ def raster_chart(material: Material) -> Chart | None:
         if turn > 0 and cells > _MOST_RASTER_CELLS:
             left_out += 1
             continue
-        views.append({"policy": policy.label, "seed": runs[turn].run.seed, **_raster_data(raster)})
+        view = {"policy": policy.label, "seed": runs[turn].run.seed, **_raster_data(raster)}
+        groups = material.groups.get(runs[turn].run.id)
+        if groups is not None and raster.exact is not None:
+            view |= {"order": groups.order.tolist(), "groups": list(groups.names), "sizes": groups.sizes.tolist()}
+        views.append(view)
     if not views:
         return None
     caption = "One row per client, one column per round."
     if any("exact" not in view for view in views):
         caption = "Neighbouring clients and rounds share a cell. Above: share available; below: how many were chosen."
+    if any("order" in view for view in views):
+        caption += f" By group: clients ordered by {material.grouping}, then by how correlated their presence is."
+    if any(view.get("excludes") for view in views):
+        caption += " Excluded: the policy decided to do without the client, whether it was there or not."
     if left_out:
         caption += " To keep this file small, only the first seeds are here."
     return Chart(

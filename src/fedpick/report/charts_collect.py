@@ -13,13 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.bench.store_read import FederationFacts, Reader
+from fedpick.report import accounting
 from fedpick.report.analysis import RunResults
 
-__all__ = ["ABSENT", "AVAILABLE", "CHOSEN", "FAILED", "Raster", "RunTrace", "collect"]
+__all__ = ["ABSENT", "AVAILABLE", "CHOSEN", "EXCLUDED", "FAILED", "SHUT_OUT", "Raster", "RunTrace", "collect"]
 
 FloatArray = NDArray[np.float64]
 
-ABSENT, AVAILABLE, CHOSEN, FAILED = 0, 1, 2, 3
+# Of a client in a round. EXCLUDED: available, and the policy says that it excluded the client; SHUT_OUT: so, but not
+# available either, so that nobody would notice. AVAILABLE: available, and for whatever other reason not chosen.
+ABSENT, AVAILABLE, CHOSEN, FAILED, EXCLUDED, SHUT_OUT = 0, 1, 2, 3, 4, 5
 _EXACT_CLIENTS, _EXACT_ROUNDS = 250, 400
 _GROUPED_CLIENTS, _GROUPED_ROUNDS = 100, 200
 
@@ -29,7 +32,7 @@ class Raster:
     """Who was available and who was chosen: rows are clients, columns are rounds."""
 
     exact: NDArray[np.uint8] | None
-    """ABSENT, AVAILABLE, CHOSEN or FAILED per client and round; None where cells had to be shared."""
+    """What became of each client in each round (ABSENT, ...); None where cells had to be shared."""
     available: FloatArray
     """Share of the cell's clients and rounds that were available."""
     chosen: FloatArray
@@ -90,6 +93,14 @@ class _RasterBuilder:
             rows = np.searchsorted(self.row_starts, clients, side="right") - 1
             self.chosen[:, column] += np.bincount(rows, minlength=len(self.row_starts))
 
+    def exclude(self, column: int, mask: NDArray[np.bool_]) -> None:
+        """Mark those whom the policy excluded; whoever was chosen all the same stays chosen."""
+        if self.exact is None or mask.shape != self.exact.shape[:1]:
+            return
+        codes = self.exact[:, column]
+        codes[mask & (codes == AVAILABLE)] = EXCLUDED
+        codes[mask & (codes == ABSENT)] = SHUT_OUT
+
     def finish(self) -> Raster:
         seen = np.maximum(self.per_column, 1)
         return Raster(
@@ -130,6 +141,9 @@ def collect(store: Reader, results: RunResults, federation: FederationFacts | No
             mix = histogram[row.clients[row.completed]].sum(axis=0, dtype=np.int64)
             if mix.sum() > 0:
                 labels[step] = mix / mix.sum()
+    if raster.is_exact:
+        for index, mask in store.arrays(results.run.id, accounting.EXCLUDED, limit=num_rounds):
+            raster.exclude(index, np.asarray(mask, bool))
     return RunTrace(
         **columns,
         labels=labels,

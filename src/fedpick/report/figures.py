@@ -9,6 +9,7 @@ The same data as the page draws (`charts`), drawn by matplotlib. The same store 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from fedpick.core.errors import InvalidInput, MissingDependency
 from fedpick.report.charts import sections_of
 from fedpick.report.charts_base import Chart, opened, read_material
 from fedpick.report.charts_palette import Style, styles_of
+from fedpick.report.figures_compare import draw_best, draw_forest, draw_groups, draw_sweep
 from fedpick.report.figures_grids import draw_labels, draw_matrix, draw_points, draw_raster
 
 if TYPE_CHECKING:
@@ -51,8 +53,15 @@ def write_figures(
     folder: str | Path,
     formats: Sequence[str] = ("png", "svg"),
     experiment: Experiment | str | int | None = None,
+    *,
+    window: int = 1,
+    against: str | None = None,
+    grouping: str | None = None,
 ) -> list[Path]:
-    """Write every figure of one experiment (None: the latest) in every format; returns the files."""
+    """Write every figure of one experiment (None: the latest) in every format; returns the files.
+
+    `window`, `against` and `grouping` are those of `write_report`.
+    """
     unknown = [form for form in formats if form not in FORMATS]
     if unknown:
         raise InvalidInput(f"Figures are written as {', '.join(FORMATS)}. Got {unknown[0]!r}.")
@@ -62,8 +71,9 @@ def write_figures(
         raise MissingDependency("Figures need matplotlib. Install it with: pip install 'fedpick[report]'") from error
     which = experiment.id if isinstance(experiment, Experiment) else experiment
     with opened(store) as reader:
-        material = read_material(reader, which)
-        charts = [chart for section in sections_of(material) for chart in section.charts]
+        material = read_material(reader, which, grouping=grouping)
+        sections = sections_of(material, against=against, window=window)
+        charts = [chart for section in sections for chart in section.charts]
     styles = styles_of([policy.label for policy in material.results.policies])
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
@@ -100,7 +110,9 @@ def _figures(charts: Sequence[Chart], styles: Mapping[str, Style]) -> Iterator[t
     for chart in charts:
         if chart.key == "diagnostics":
             continue  # for exploring, on the page
-        if chart.kind == "lines":
+        if chart.key == "importance-rounds":
+            yield from _importance_figures(chart, styles)
+        elif chart.kind == "lines":
             yield from _line_figures(chart, styles)
         elif chart.kind == "bars":
             yield from _bar_figures(chart, styles)
@@ -108,6 +120,8 @@ def _figures(charts: Sequence[Chart], styles: Mapping[str, Style]) -> Iterator[t
             yield from _client_figures(chart, styles)
         elif chart.kind == "bounds":
             yield chart.key, _bounds_figure(chart, styles)
+        elif chart.kind in _COMPARISONS:
+            yield from _COMPARISONS[chart.kind](chart, styles)
         else:
             draw = _GRIDS[chart.kind]
             for name, view in _first_views(chart):
@@ -116,6 +130,59 @@ def _figures(charts: Sequence[Chart], styles: Mapping[str, Style]) -> Iterator[t
                 yield f"{chart.key}-{name}", figure
 
 
+def _forest_figures(chart: Chart, styles: Mapping[str, Style]) -> Iterator[tuple[str, Figure]]:
+    for position, measure in enumerate(chart.data["measures"]):
+        figure, (axes,) = _blank(height=0.9 + 0.24 * len(measure["series"]))
+        draw_forest(axes, chart.data, measure, styles)
+        yield (chart.key if position == 0 else f"{chart.key}-{_file_name(measure['key'])}"), figure
+
+
+def _group_figures(chart: Chart, styles: Mapping[str, Style]) -> Iterator[tuple[str, Figure]]:
+    for position, measure in enumerate(chart.data["measures"]):
+        bars = len(chart.data["groups"]) * len(measure["series"])
+        figure, (axes,) = _blank(width=min(7.0, max(4.2, 0.17 * bars)), height=2.8)
+        draw_groups(figure, axes, chart.data, measure, styles)
+        yield (chart.key if position == 0 else f"{chart.key}-{measure['key']}"), figure
+
+
+def _importance_figures(chart: Chart, styles: Mapping[str, Style]) -> Iterator[tuple[str, Figure]]:
+    """The distance by itself; the groups side by side."""
+    for name, figure in _line_figures(
+        replace(chart, data={**chart.data, "measures": chart.data["measures"][:1]}), styles
+    ):
+        yield f"{name}-distance", figure
+    groups = chart.data["measures"][1:]
+    columns = min(len(groups), 5)
+    rows = -(-len(groups) // columns)
+    figure, panels = _blank(
+        width=max(3.5, min(7.2, 2.4 * columns)), height=1.7 * rows + 0.5, rows=rows, columns=columns
+    )
+    for axes in panels[len(groups) :]:
+        axes.axis("off")
+    for axes, measure in zip(panels, groups, strict=False):
+        for label, line in measure["series"].items():
+            _draw_line(axes, label, line, styles[label], "round")
+        axes.axhline(measure["reference"]["value"], color="#333333", linewidth=1, linestyle=":", label="target")
+        axes.set_title(measure["name"].replace(", ", ",\n"), fontsize=8)
+        axes.set(xlabel="round", ylim=(0, None))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 6))
+    yield chart.key, figure
+
+
+def _sweep_figures(chart: Chart, styles: Mapping[str, Style]) -> Iterator[tuple[str, Figure]]:
+    name = _file_name(chart.key)
+    figure, (axes,) = _blank()
+    draw_sweep(axes, chart.data, styles)
+    yield name, figure
+    if len(chart.data["measures"]) > 1:
+        figure, (axes,) = _blank()
+        draw_best(axes, chart.data)
+        yield f"{name}-best", figure
+
+
+_COMPARISONS = {"forest": _forest_figures, "groups": _group_figures, "sweep": _sweep_figures}
 _GRIDS: dict[str, Callable[..., None]] = {
     "raster": draw_raster,
     "labels": draw_labels,

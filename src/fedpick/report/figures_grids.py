@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.report.charts_collect import AVAILABLE, CHOSEN, FAILED
+from fedpick.report.charts_collect import AVAILABLE, CHOSEN, EXCLUDED, FAILED, SHUT_OUT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_labels", "draw_matrix", "draw_points", "draw_raster"]
 
 _LESS, _MIDDLE, _MORE = "#1667A8", "#F7F7F5", "#C9590B"
-_ABSENT, _PRESENT, _FAILED = "#F3F4F5", "#C9D3DC", "#17212B"
+_ABSENT, _PRESENT, _FAILED, _EXCLUDED, _SHUT_OUT = "#F3F4F5", "#C9D3DC", "#17212B", "#A8103A", "#F4D3DC"
 
 
 def _unpacked(packed: Mapping[str, Any]) -> NDArray[np.uint8]:
@@ -32,21 +32,11 @@ def _floats(values: Any) -> NDArray[np.float64]:
 
 def draw_raster(figure: Figure, axes: Axes, data: Mapping[str, Any], view: Mapping[str, Any], colour: str) -> None:
     """Clients x rounds, in categories where there is a cell for each, else how many of a cell were chosen."""
-    from matplotlib.colors import LinearSegmentedColormap, ListedColormap
-    from matplotlib.patches import Patch
+    from matplotlib.colors import LinearSegmentedColormap
 
     axes.grid(visible=False)
     if "exact" in view:
-        codes = _unpacked(view["exact"])
-        colours = [_ABSENT, _PRESENT, colour, _FAILED]
-        place = (0.5, codes.shape[1] + 0.5, -0.5, codes.shape[0] - 0.5)
-        axes.imshow(
-            codes, cmap=ListedColormap(colours), vmin=-0.5, vmax=3.5, aspect="auto", interpolation="nearest",
-            origin="lower", extent=place,
-        )  # fmt: skip
-        words = {AVAILABLE: "available", CHOSEN: "chosen", FAILED: "chosen, did not complete"}
-        used = [Patch(color=colours[code], label=word) for code, word in words.items() if (codes == code).any()]
-        figure.legend(handles=used, loc="outside upper right", ncols=3)
+        _draw_exact(figure, axes, view, colour)
     else:
         shares = _unpacked(view["chosen"]) / 255 * (view["peak"] or 0)
         place = (0.5, shares.shape[1] * view["rounds_per_column"] + 0.5, 0, shares.shape[0] * view["clients_per_row"])
@@ -55,8 +45,37 @@ def draw_raster(figure: Figure, axes: Axes, data: Mapping[str, Any], view: Mappi
             shares, cmap=shade, vmin=0, aspect="auto", interpolation="nearest", origin="lower", extent=place
         )
         figure.colorbar(image, ax=axes, label="chosen per round")
-    axes.set(xlabel="round", ylabel="client")
+    axes.set(xlabel="round", ylabel="" if "order" in view else "client")
     axes.set_title(f"{view['policy']}, seed {view['seed']}", loc="left")
+
+
+def _draw_exact(figure: Figure, axes: Axes, view: Mapping[str, Any], colour: str) -> None:
+    """A cell for each client and round, group by group where there are groups (CA-Fed, figure 5)."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    codes = _unpacked(view["exact"])
+    colours = [_ABSENT, _PRESENT, colour, _FAILED, _EXCLUDED, _SHUT_OUT]
+    if "order" in view:
+        codes = codes[view["order"]]
+        ends = np.cumsum(view["sizes"])
+        centres = ends - np.array(view["sizes"]) / 2 - 0.5
+        axes.set_yticks(centres.tolist(), [name.replace(", ", ",\n") for name in view["groups"]])
+        axes.hlines(ends[:-1] - 0.5, 0.5, codes.shape[1] + 0.5, color="#17212B", linewidth=0.6)
+    place = (0.5, codes.shape[1] + 0.5, -0.5, codes.shape[0] - 0.5)
+    axes.imshow(
+        codes, cmap=ListedColormap(colours), vmin=-0.5, vmax=5.5, aspect="auto", interpolation="nearest",
+        origin="lower", extent=place,
+    )  # fmt: skip
+    words = {
+        AVAILABLE: "available",
+        CHOSEN: "chosen",
+        FAILED: "chosen, did not complete",
+        EXCLUDED: "available, excluded",
+        SHUT_OUT: "not available, excluded",
+    }
+    used = [Patch(color=colours[code], label=word) for code, word in words.items() if (codes == code).any()]
+    figure.legend(handles=used, loc="outside upper right", ncols=len(used))
 
 
 def draw_labels(figure: Figure, axes: Axes, data: Mapping[str, Any], view: Mapping[str, Any], colour: str) -> None:

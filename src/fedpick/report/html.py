@@ -4,8 +4,8 @@
     write_report("results/fedpick.sqlite", "report.html")           # the latest experiment
     write_report("results/fedpick.sqlite", "report.html", "f4c7b6b3")
 
-The page is a function of the store alone. `charts` decides what is shown; `assets/drawing.js` draws it with Plotly,
-whose code is in the file once (4.8 MB, nearly all of its size).
+The page is a function of the store alone. `charts` decides what is shown; `assets/drawing.js` and `comparing.js` draw
+it with Plotly, whose code is in the file once (4.8 MB, nearly all of its size).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from fedpick.report.charts_base import Chart, Material, Section, opened, read_ma
 from fedpick.report.charts_palette import Style, styles_of
 from fedpick.report.html_parts import (
     citations_card,
+    groups_card,
     lead,
     notices,
     policies_card,
@@ -49,14 +50,17 @@ def write_report(
     experiment: Experiment | str | int | None = None,
     *,
     window: int = 1,
+    against: str | None = None,
+    grouping: str | None = None,
 ) -> Path:
     """Write the report of one experiment (id, title or hash; None: the latest) and return where it is.
 
-    `window` adds columns to the tables for the mean over so many evaluations.
+    `window` adds columns to the tables for the mean over so many evaluations, `against` the paired differences to the
+    policy of that name. `grouping`: of clients, "availability" or "cluster"; None: what tells most, if anything does.
     """
     which = experiment.id if isinstance(experiment, Experiment) else experiment
     with opened(store) as reader:
-        text = page_of(read_material(reader, which), window=window)
+        text = page_of(read_material(reader, which, grouping=grouping), window=window, against=against)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Under another name first: a reader, or a crash, never meets half a page.
@@ -66,16 +70,14 @@ def write_report(
     return target
 
 
-def page_of(material: Material, *, window: int = 1) -> str:
+def page_of(material: Material, *, window: int = 1, against: str | None = None) -> str:
     """The whole page as text."""
     results = material.results
     styles = styles_of([policy.label for policy in results.policies])
-    sections = sections_of(material)
-    tables = tables_cards(results, styles, window)
-    parts = [
-        (section.key, section.title, _section(section, after=tables if section.key == "results" else ""))
-        for section in sections
-    ]
+    sections = sections_of(material, against=against, window=window)
+    tables = tables_cards(results, styles, window, against)
+    after = {"results": tables, "groups": groups_card(material, styles)}
+    parts = [(each.key, each.title, _section(each, after=after.get(each.key, ""))) for each in sections]
     if not any(key == "results" for key, _, _ in parts):
         parts.insert(0, ("results", "Results", _plain_section("results", "Results", tables)))
     closing = settings_card(material) + policies_card(results) + runs_card(results) + reproduce_card(results)
@@ -93,6 +95,7 @@ def page_of(material: Material, *, window: int = 1) -> str:
         "data": _embedded(_content(sections, styles)),
         "css": _asset("page.css"),
         "drawing": _asset("drawing.js"),
+        "comparing": _asset("comparing.js"),
         "page": _asset("page.js"),
         "plotly": get_plotlyjs(),
     }
@@ -140,13 +143,13 @@ def _content(sections: tuple[Section, ...], styles: dict[str, Style]) -> dict[st
 
 def _figure(chart: Chart) -> str:
     wide = ' class="wide"' if chart.wide else ""
-    square = " square" if chart.kind in ("matrix", "points") else ""
+    shape = " square" if chart.kind in ("matrix", "points") else " low" if chart.kind == "forest" else ""
     return (
         f'<figure{wide} id="figure-{chart.key}" aria-labelledby="title-{chart.key}">'
         f'<figcaption><h3 id="title-{chart.key}">{escape(chart.title)}</h3>'
         f'<p id="caption-{chart.key}">{escape(chart.caption)}</p></figcaption>'
         f'<div class="controls" id="controls-{chart.key}"></div><p class="key" id="key-{chart.key}"></p>'
-        f'<div class="plot{square}" id="plot-{chart.key}" tabindex="0" role="group" aria-roledescription="chart" '
+        f'<div class="plot{shape}" id="plot-{chart.key}" tabindex="0" role="group" aria-roledescription="chart" '
         f'aria-labelledby="title-{chart.key}" aria-describedby="caption-{chart.key}"></div></figure>'
     )
 

@@ -14,10 +14,12 @@ from fedpick.report import analysis
 from fedpick.report.analysis import Results
 from fedpick.report.charts_base import Material
 from fedpick.report.charts_palette import Style
-from fedpick.report.tables import Column, Table, tables_of
+from fedpick.report.tables import Column, Table, difference_table, tables_of
+from fedpick.report.tables_groups import group_table
 
 __all__ = [
     "citations_card",
+    "groups_card",
     "lead",
     "notices",
     "policies_card",
@@ -28,6 +30,8 @@ __all__ = [
     "tables_cards",
     "tiles",
 ]
+
+_MOST_LINES = 20
 
 
 def lead(material: Material) -> str:
@@ -127,26 +131,43 @@ def _hardest_reached(results: Results) -> float | None:
     return None
 
 
-def tables_cards(results: Results, styles: Mapping[str, Style], window: int) -> str:
-    """The tables of `fedpick report`, the best of a column marked."""
-    return "".join(_table(table, styles) for table in tables_of(results, window))
+def tables_cards(results: Results, styles: Mapping[str, Style], window: int, against: str | None = None) -> str:
+    """The tables of `fedpick report`, the best of a column marked; paired differences where somebody asks for them."""
+    # The differences stand first, next to their figure.
+    shown = [] if against is None else [difference_table(results, against, window)]
+    return "".join(_table(table, styles) for table in [*shown, *tables_of(results, window)])
+
+
+def groups_card(material: Material, styles: Mapping[str, Style]) -> str:
+    """What groups of clients should have had and got; nothing where clients are not in groups."""
+    if not material.accounts:
+        return ""
+    table = group_table(material.store, material.results, material.grouping, material.accounts)
+    card = _table(table, styles)
+    if len(table.lines) <= _MOST_LINES:
+        return card
+    # The figures above show the same; whoever wants every number opens it.
+    return f'<details class="card"><summary>{escape(table.title)}: {len(table.lines)} lines</summary>{card}</details>'
 
 
 def _table(table: Table, styles: Mapping[str, Style]) -> str:
     winners = table.best()
     head = "".join(f'<th scope="col">{escape(column.heading)}</th>' for column in table.columns)
     rows = []
-    for label, *cells in table.cells():
+    owners = table.policies or tuple(label for label, _ in table.lines)
+    for owner, (label, *cells) in zip(owners, table.cells(), strict=True):
         marked = "".join(
             f'<td class="best">{escape(cell)}</td>' if winners[position] == label else f"<td>{escape(cell)}</td>"
             for position, cell in enumerate(cells)
         )
-        row = f'<th scope="row">{_dot(styles[label])}{escape(label)}</th>{marked}'
-        rows.append(f'<tr data-line="{escape(label)}">{row}</tr>')
+        row = f'<th scope="row">{_dot(styles[owner])}{escape(label)}</th>{marked}'
+        rows.append(f'<tr data-line="{escape(owner)}">{row}</tr>')
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
-    title = table.title.rpartition(": ")[2].capitalize()
+    # The name of the experiment is on the page already.
+    title = table.title.rpartition(": ")[2] if table.title.endswith(": accuracy") else table.title
+    title = title[:1].upper() + title[1:]
     return (
-        f'<div class="card"><h3>{escape(title)}</h3><table><thead><tr><th scope="col">policy</th>'
+        f'<div class="card"><h3>{escape(title)}</h3><table><thead><tr><th scope="col">{escape(table.corner)}</th>'
         f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{note}</div>"
     )
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from fedpick.bench.store_read import Reader
 from fedpick.bench.tune import Choice
-from fedpick.report import accounting, analysis
-from fedpick.report.accounting import GroupAccount
+from fedpick.report import analysis
 from fedpick.report.analysis import Difference, PolicyResults, Quantity, Results, RunResults
 
 __all__ = [
@@ -22,8 +20,8 @@ __all__ = [
     "Column",
     "DifferenceColumn",
     "Table",
+    "difference_columns",
     "difference_table",
-    "group_table",
     "render",
     "search_table",
     "tables_of",
@@ -95,6 +93,8 @@ class Table:
     note: str = ""
     corner: str = "policy"
     """What the lines are."""
+    policies: tuple[str, ...] = ()
+    """Whose line each is, where the labels are not the policies'."""
 
     def cells(self) -> list[list[str]]:
         """Texts, the label first."""
@@ -202,11 +202,17 @@ def tables_of(results: Results, window: int = 1) -> list[Table]:
     ]
 
 
+def difference_columns(results: Results, window: int = 1) -> tuple[DifferenceColumn, ...]:
+    """The measures in which policies are compared pair by pair."""
+    wanted = [column for column in _accuracy_columns(results, window) if not column.heading.startswith("best")]
+    return tuple(DifferenceColumn(each.heading, each.measure, each.digits, each.scale, each.best) for each in wanted)
+
+
 def difference_table(results: Results, against: str, window: int = 1) -> Table:
     """Every other policy minus the one called `against`, paired by seed, with 95 % confidence intervals."""
     baseline = analysis.policy_named(results, against)
-    wanted = [column for column in _accuracy_columns(results, window) if not column.heading.startswith("best")]
-    columns = tuple(DifferenceColumn(each.heading, each.measure, each.digits, each.scale) for each in wanted)
+    # No end of a column is marked: every line is judged by itself, against the baseline.
+    columns = tuple(replace(column, best="") for column in difference_columns(results, window))
     lines = tuple(
         (policy.label, tuple(analysis.paired_difference(policy, baseline, column.measure) for column in columns))
         for policy in results.policies
@@ -220,56 +226,6 @@ def difference_table(results: Results, against: str, window: int = 1) -> Table:
     if missing := results.incomplete:
         note = f"{note} Not finished: {'; '.join(missing)}."
     return Table(f"Paired differences to {baseline.label}", columns, lines, note)
-
-
-def _stated(heading: str, digits: int = 1, scale: float = 100.0) -> Column:
-    """A column whose quantities are not measures of one run's rounds."""
-    return Column(heading, lambda run: None, digits, scale)
-
-
-_GROUP_COLUMNS = (
-    _stated("clients", 0, 1.0),
-    _stated("target %"),
-    _stated("realised %"),
-    _stated("excluded, % of client-rounds"),
-    _stated("wholly excluded, % of rounds"),
-)
-
-
-def group_table(store: Reader, results: Results, grouping: str) -> Table:
-    """Importance that groups of clients should have had and got, and how often ca-fed left them out, per policy."""
-    lines: list[tuple[str, tuple[Quantity, ...]]] = []
-    distances: list[str] = []
-    for policy in results.policies:
-        accounts = [
-            accounting.group_accounts(store, each.run, grouping, limit=results.experiment.rounds)
-            for each in policy.runs
-        ]
-        for group in sorted({name for account in accounts for name in account.sizes}):
-            lines.append((f"{policy.label}: {group}", _group_line(accounts, group)))
-        distance = Quantity(tuple(account.total_variation for account in accounts))
-        distances.append(f"{policy.label} {_stated('', 3, 1.0).text(distance)}")
-    note = (
-        "Importance: share of all weight with which updates entered the model. Total-variation distance between target "
-        f"and realised importance over all clients: {'; '.join(distances)}."
-    )
-    if missing := results.incomplete:
-        note = f"{note} Not finished: {'; '.join(missing)}."
-    return Table(f"Importance by {grouping}", _GROUP_COLUMNS, tuple(lines), note, corner="policy: group")
-
-
-def _group_line(accounts: list[GroupAccount], group: str) -> tuple[Quantity, ...]:
-    # Groups follow each seed's own data: a seed in which a group has no clients has nothing to say about it.
-    known = [account for account in accounts if group in account.sizes]
-    excluded = [account.excluded.get(group) for account in known]
-    decided = [pair for pair in excluded if pair is not None]
-    return (
-        Quantity(tuple(float(account.sizes[group]) for account in known)),
-        Quantity(tuple(account.target[group] for account in known)),
-        Quantity(tuple(account.realized.get(group) for account in known)),
-        Quantity(tuple(some for some, _ in decided)),
-        Quantity(tuple(whole for _, whole in decided)),
-    )
 
 
 def search_table(title: str, choices: Sequence[Choice], score: str, note: str) -> Table:

@@ -27,6 +27,11 @@ const fedpickDrawing = (() => {
     return value >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
   }
 
+  /** Names of groups are long: a line for each part, so that three of them have room side by side on a phone. */
+  function broken(text) {
+    return plain(text).replace(/, (weakly )?/g, (_, weakly) => ",<br>" + (weakly ? "weakly<br>" : ""));
+  }
+
   function matrixOf(packed, map) {
     const text = atob(packed.bytes);
     const [rows, columns] = packed.shape;
@@ -107,14 +112,24 @@ const fedpickDrawing = (() => {
     const x = data.axes.includes(state.axis) ? state.axis : "round";
     const options = { format: measure.percent ? ".2%" : ".4~g", each: state.spread === "each", window: data.axes.length > 1 ? Number(state.smooth) : 1 };
     const traces = lineTraces(measure.series, x, measure, theme, options);
-    const shapes = measure.key !== "accuracy" ? [] : data.targets.map((target) => ({
-      type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, layer: "below",
-      line: { color: theme.muted, width: 1, dash: "dot" },
+    const levels = measure.key === "accuracy" ? data.targets : measure.reference ? [measure.reference.value] : [];
+    const shapes = levels.map((level) => ({
+      type: "line", xref: "paper", x0: 0, x1: 1, y0: level, y1: level, layer: "below",
+      line: { color: theme.muted, width: measure.reference ? 1.6 : 1, dash: "dot" },
     }));
+    const annotations = !measure.reference ? [] : [{
+      xref: "paper", x: 1, xanchor: "right", y: measure.reference.value, yanchor: "bottom", showarrow: false,
+      text: plain(measure.reference.name), font: { size: 11, color: theme.muted },
+    }];
+    // A level that no line comes near must still be in sight.
+    if (measure.reference) traces.push({
+      type: "scatter", mode: "markers", x: [Object.values(measure.series)[0][x][0]], y: [measure.reference.value],
+      marker: { size: 0.1, color: "rgba(0,0,0,0)" }, hoverinfo: "skip",
+    });
     return {
       traces,
       layout: baseLayout(theme, {
-        shapes, hovermode: x === "round" ? "x unified" : "closest",
+        shapes, annotations, hovermode: x === "round" ? "x unified" : "closest",
         xaxis: axis(theme, {
           title: { text: AXES[x].title }, ticksuffix: AXES[x].suffix, tickformat: x === "bytes" ? "~s" : undefined,
           hoverformat: x === "round" ? "d" : "~s", unifiedhovertitle: { text: "round %{x}" }, zeroline: false,
@@ -185,28 +200,50 @@ const fedpickDrawing = (() => {
     };
   }
 
+  /** A cell for every client and round; clients group by group where there are groups. */
+  function exactRaster(view, state, theme, rounds, rows) {
+    const grouped = Boolean(view.order) && state.order !== "number";
+    const numbered = matrixOf(view.exact, (code) => code);
+    const order = grouped ? view.order : numbered.map((_, index) => index);
+    const codes = order.map((client) => numbered[client]);
+    const colour = theme.style(view.policy).colour;
+    const words = ["not available", "available, not chosen", "chosen", "chosen, did not complete", "available, excluded", "not available, excluded"];
+    const colours = [theme.absent, theme.present, colour, theme.failed, theme.excluded, theme["shut-out"]];
+    const scale = colours.flatMap((each, index) => [[index / 6, each], [(index + 1) / 6, each]]);
+    const used = new Set(codes.flat());
+    const gap = view.exact.shape[0] <= 80 && view.exact.shape[1] <= 120 ? 1 : 0;
+    const names = new Array(order.length).fill("");
+    const shapes = [];
+    const ticks = { tickvals: [], ticktext: [] };
+    let start = 0;
+    if (grouped) view.groups.forEach((name, index) => {
+      const size = view.sizes[index];
+      names.fill(", " + plain(name), start, start + size);
+      ticks.tickvals.push(start + (size - 1) / 2);
+      ticks.ticktext.push(broken(name));
+      if (start > 0) shapes.push({
+        type: "line", xref: "paper", x0: 0, x1: 1, y0: start - 0.5, y1: start - 0.5, line: { color: theme.text, width: 1 },
+      });
+      start += size;
+    });
+    const axisOfClients = grouped ? { ...rows, ...ticks, tickmode: "array", tickfont: { color: theme.muted, size: 11 }, title: { ...rows.title, text: "" } } : rows;
+    return {
+      key: words.map((word, index) => ({ word, colour: colours[index] })).filter((_, index) => used.has(index)),
+      traces: [{
+        type: "heatmap", z: codes, x0: 1, dx: 1, y0: 0, dy: 1, zmin: 0, zmax: 5, colorscale: scale, showscale: false,
+        xgap: gap, ygap: gap,
+        text: codes.map((line, row) => line.map((code) => `client ${order[row]}${names[row]}: ${words[code]}`)),
+        hovertemplate: "round %{x}, %{text}<extra></extra>",
+      }],
+      layout: baseLayout(theme, { shapes, xaxis: rounds, yaxis: axisOfClients, hovermode: "closest" }),
+    };
+  }
+
   function raster(data, state, theme) {
     const view = data.views[state.view] || data.views[0];
-    const colour = theme.style(view.policy).colour;
     const rounds = axis(theme, { title: { text: "round" }, showgrid: false, zeroline: false });
     const rows = axis(theme, { title: { text: "client" }, showgrid: false, zeroline: false });
-    if (view.exact) {
-      const codes = matrixOf(view.exact, (code) => code);
-      const words = ["not available", "available, not chosen", "chosen", "chosen, did not complete"];
-      const colours = [theme.absent, theme.present, colour, theme.failed];
-      const scale = colours.flatMap((each, index) => [[index / 4, each], [(index + 1) / 4, each]]);
-      const used = new Set(codes.flat());
-      const gap = view.exact.shape[0] <= 80 && view.exact.shape[1] <= 120 ? 1 : 0;
-      return {
-        key: words.map((word, index) => ({ word, colour: colours[index] })).filter((_, index) => used.has(index)),
-        traces: [{
-          type: "heatmap", z: codes, x0: 1, dx: 1, y0: 0, dy: 1, zmin: 0, zmax: 3, colorscale: scale, showscale: false,
-          xgap: gap, ygap: gap, text: codes.map((line) => line.map((code) => words[code])),
-          hovertemplate: "round %{x}, client %{y}: %{text}<extra></extra>",
-        }],
-        layout: baseLayout(theme, { xaxis: rounds, yaxis: rows, hovermode: "closest" }),
-      };
-    }
+    if (view.exact) return exactRaster(view, state, theme, rounds, rows);
     const place = {
       x0: 1 + (view.rounds_per_column - 1) / 2, dx: view.rounds_per_column,
       y0: (view.clients_per_row - 1) / 2, dy: view.clients_per_row,
@@ -222,7 +259,7 @@ const fedpickDrawing = (() => {
         },
         {
           type: "heatmap", ...place, yaxis: "y2", z: matrixOf(view.chosen, (code) => (code / 255) * view.peak), zmin: 0,
-          colorscale: [[0, theme.absent], [1, colour]], colorbar: { ...bar, y: 0.23 },
+          colorscale: [[0, theme.absent], [1, theme.style(view.policy).colour]], colorbar: { ...bar, y: 0.23 },
           hovertemplate: "around round %{x:.0f}, client %{y:,.0f}: %{z:.3~g} chosen per round<extra></extra>",
         },
       ],
@@ -332,5 +369,6 @@ const fedpickDrawing = (() => {
     };
   }
 
-  return { lines, bars, clients, raster, labels, matrix, points, bounds };
+  const tools = { axis, baseLayout, broken, plain };
+  return { lines, bars, clients, raster, labels, matrix, points, bounds, tools };
 })();

@@ -37,7 +37,7 @@
 
   function theme() {
     const css = getComputedStyle(root);
-    const names = ["page", "card", "text", "muted", "line", "grid", "accent", "absent", "present", "failed", "middle", "more", "less"];
+    const names = ["page", "card", "text", "muted", "line", "grid", "accent", "absent", "present", "failed", "excluded", "shut-out", "middle", "more", "less"];
     const dark = isDark();
     return {
       ...Object.fromEntries(names.map((name) => [name, css.getPropertyValue("--" + name).trim()])),
@@ -116,6 +116,9 @@
     }
     if (chart.kind === "clients") {
       made.push(segment(key + "-order", "Order of clients", [["ranked", "ranked"], ["single", "by client"]], "ranked", update("order")));
+    }
+    if (chart.kind === "raster" && data.views.some((view) => view.order)) {
+      made.push(segment(key + "-order", "Order of clients", [["group", "by group"], ["number", "by number"]], "group", update("order")));
     }
     if (["raster", "matrix", "points"].includes(chart.kind) && data.views.length > 1) {
       const many = new Set(data.views.map((view) => view.policy)).size > 1;
