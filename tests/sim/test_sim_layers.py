@@ -1,6 +1,8 @@
-"""The convolution made for CPUs against scipy's, and against XLA's own, which a GPU gets."""
+"""Convolutions against scipy's, and the gradients written for CPUs against JAX's own, which a GPU gets."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ def case(kernel: int, padding: int):
 
 
 @pytest.mark.parametrize(("kernel", "padding"), [(3, 0), (5, 2), (5, 0)])
-@pytest.mark.parametrize("cpu", [True, False], ids=["matrix product", "XLA's convolution"])
+@pytest.mark.parametrize("cpu", [True, False], ids=["CPU", "GPU"])
 def test_convolution_is_the_textbooks(monkeypatch, kernel, padding, cpu):
     monkeypatch.setattr(layers, "on_cpu", lambda: cpu)
     x, layer, padded = case(kernel, padding)
@@ -36,6 +38,46 @@ def test_convolution_is_the_textbooks(monkeypatch, kernel, padding, cpu):
     )
     got = layers.convolution(layer, x, kernel, padding)
     np.testing.assert_allclose(got, expected + layer["bias"], rtol=1e-4, atol=1e-4)
+
+
+def loss(layer, x, kernel, padding):
+    return (layers.convolution(layer, x, kernel, padding) ** 2).sum()
+
+
+@pytest.mark.parametrize(("kernel", "padding"), [(3, 0), (5, 2), (5, 0)])
+def test_gradients_for_cpus_are_jaxs_own_also_for_several_clients_at_once(monkeypatch, kernel, padding):
+    import jax
+
+    x, layer, _ = case(kernel, padding)
+    gradient = jax.grad(loss, argnums=(0, 1))
+    monkeypatch.setattr(layers, "on_cpu", lambda: False)
+    expected = [gradient(layer, images, kernel, padding) for images in (x, x + 1)]
+    monkeypatch.setattr(layers, "on_cpu", lambda: True)
+    for images, leaves in zip((x, x + 1), expected, strict=True):
+        got = gradient(layer, images, kernel, padding)
+        for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(leaves), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
+    both = jax.vmap(lambda images: jax.grad(loss)(layer, images, kernel, padding))(np.stack([x, x + 1]))
+    np.testing.assert_allclose(both["weight"][1], expected[1][0]["weight"], rtol=1e-4, atol=1e-3)
+
+
+def test_convolutions_in_a_loop_have_the_order_of_dimensions_that_is_fast_on_a_cpu():
+    import jax
+    from jax import lax
+
+    x, layer, _ = case(5, 2)
+
+    def steps(layer, x):
+        def step(_, weights):
+            by_layer, by_x = jax.grad(loss, argnums=(0, 1))(weights, x, 5, 2)
+            return jax.tree.map(lambda w, g: w - 1e-6 * g * by_x.sum(), weights, by_layer)
+
+        return lax.fori_loop(0, 3, step, layer)
+
+    program = jax.jit(steps).lower(layer, x).compile().as_text()
+    orders = re.findall(r" convolution\(.*dim_labels=(\S+?)[,\s]", program)
+    assert len(orders) == 3
+    assert set(orders) == {"b01f_01io->b01f"}
 
 
 def test_max_pool_leaves_out_an_odd_last_row():
