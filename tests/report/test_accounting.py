@@ -48,7 +48,8 @@ def store(tmp_path) -> Store:
             record = RoundRecord(
                 index=index, available=np.array(AVAILABLE[index], bool), clients=np.array(clients, np.int64),
                 given_weights=None, weights=np.array(weights, float), completed=np.ones(size, bool),
-                loss=np.zeros(size), train_loss=np.zeros(size), duration=np.zeros(size), update_norm=np.zeros(size), seconds={},
+                loss=np.zeros(size), train_loss=np.zeros(size), duration=np.zeros(size), update_norm=np.zeros(size),
+                seconds={},
                 counters=dict.fromkeys(("models_down", "updates_up", "scalars_up", "bytes_down", "bytes_up"), 0),
                 diagnostics={"excluded_mask": np.array(EXCLUDED[index], bool)} if run.policy == "ca-fed" else {},
             )  # fmt: skip

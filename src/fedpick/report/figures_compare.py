@@ -9,6 +9,7 @@ from fedpick.report.charts_palette import Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 __all__ = ["draw_best", "draw_forest", "draw_groups", "draw_sweep"]
@@ -68,6 +69,13 @@ def _scale(data: Mapping[str, Any]) -> str:
     return "log" if data["logarithmic"] else "linear"
 
 
+def _ticks(axis: Axis, data: Mapping[str, Any]) -> None:
+    """The values that were tried, where they are few."""
+    if len(data["values"]) <= 8:
+        axis.set_ticks(data["values"], labels=[f"{value:g}" for value in data["values"]])
+        axis.set_ticks([], minor=True)
+
+
 def draw_sweep(axes: Axes, data: Mapping[str, Any], styles: Mapping[str, Style]) -> None:
     """Accuracy at the end against a hyper-parameter (CA-Fed, figure 2)."""
     for each in data["references"]:
@@ -80,6 +88,7 @@ def draw_sweep(axes: Axes, data: Mapping[str, Any], styles: Mapping[str, Style])
         color=_INK, marker="o", markersize=4, linewidth=1.2, capsize=2,
     )  # fmt: skip
     axes.set(xlabel=data["parameter"], ylabel="test accuracy at the end", xscale=_scale(data))
+    _ticks(axes.xaxis, data)
     axes.yaxis.set_major_formatter(_percent)
     if data["references"]:
         axes.legend()
@@ -89,3 +98,4 @@ def draw_best(axes: Axes, data: Mapping[str, Any]) -> None:
     """The best value of a hyper-parameter against the length of the training (CA-Fed, figure 2b)."""
     axes.step(data["best"]["round"], data["best"]["value"], where="post", color=_INK, linewidth=1.3)
     axes.set(xlabel="length of training, rounds", ylabel=f"best {data['parameter']}", yscale=_scale(data))
+    _ticks(axes.yaxis, data)

@@ -14,8 +14,9 @@ from fedpick.report.charts_collect import AVAILABLE, CHOSEN, EXCLUDED, FAILED, S
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
-__all__ = ["draw_labels", "draw_matrix", "draw_points", "draw_raster"]
+__all__ = ["draw_cells", "draw_labels", "draw_matrix", "draw_points", "draw_raster"]
 
 _LESS, _MIDDLE, _MORE = "#1667A8", "#F7F7F5", "#C9590B"
 _ABSENT, _PRESENT, _FAILED, _EXCLUDED, _SHUT_OUT = "#F3F4F5", "#C9D3DC", "#17212B", "#A8103A", "#F4D3DC"
@@ -36,7 +37,8 @@ def draw_raster(figure: Figure, axes: Axes, data: Mapping[str, Any], view: Mappi
 
     axes.grid(visible=False)
     if "exact" in view:
-        _draw_exact(figure, axes, view, colour)
+        used = draw_cells(axes, view, colour)
+        figure.legend(handles=used, loc="outside upper right", ncols=len(used))
     else:
         shares = _unpacked(view["chosen"]) / 255 * (view["peak"] or 0)
         place = (0.5, shares.shape[1] * view["rounds_per_column"] + 0.5, 0, shares.shape[0] * view["clients_per_row"])
@@ -49,10 +51,10 @@ def draw_raster(figure: Figure, axes: Axes, data: Mapping[str, Any], view: Mappi
     axes.set_title(f"{view['policy']}, seed {view['seed']}", loc="left")
 
 
-def _draw_exact(figure: Figure, axes: Axes, view: Mapping[str, Any], colour: str) -> None:
-    """A cell for each client and round, group by group where there are groups (CA-Fed, figure 5)."""
+def draw_cells(axes: Axes, view: Mapping[str, Any], colour: str) -> list[Patch]:
+    """A cell for each client and round, group by group where there are groups (CA-Fed, figure 5); for the legend."""
+    from matplotlib import patches
     from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
 
     codes = _unpacked(view["exact"])
     colours = [_ABSENT, _PRESENT, colour, _FAILED, _EXCLUDED, _SHUT_OUT]
@@ -74,8 +76,7 @@ def _draw_exact(figure: Figure, axes: Axes, view: Mapping[str, Any], colour: str
         EXCLUDED: "available, excluded",
         SHUT_OUT: "not available, excluded",
     }
-    used = [Patch(color=colours[code], label=word) for code, word in words.items() if (codes == code).any()]
-    figure.legend(handles=used, loc="outside upper right", ncols=len(used))
+    return [patches.Patch(color=colours[code], label=word) for code, word in words.items() if (codes == code).any()]
 
 
 def draw_labels(figure: Figure, axes: Axes, data: Mapping[str, Any], view: Mapping[str, Any], colour: str) -> None:

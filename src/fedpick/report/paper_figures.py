@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,20 @@ from numpy.typing import NDArray
 from fedpick.core.errors import InvalidInput
 from fedpick.report.availability_figures import _new_figure, _save
 from fedpick.report.charts_palette import styles_of
+from fedpick.report.figures_grids import draw_cells
 from fedpick.theory.fedcor import Components, Normality
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.patches import Patch
 
 __all__ = [
     "draw_choices",
     "draw_components",
     "draw_counts",
+    "draw_decisions",
     "draw_loss_curves",
+    "draw_over",
     "draw_picks",
     "draw_rasters",
     "draw_similarities",
@@ -244,4 +248,50 @@ def draw_rasters(rasters: Mapping[str, NDArray[np.bool_]], path: str | Path) -> 
         axes.set_title(f"{name}: {raster.mean():.0%}", fontsize=9)
         axes.set(xlabel="round", ylabel="client")
         axes.tick_params(labelsize=7)
+    return _save(figure, path)
+
+
+def draw_over(
+    lines: Mapping[str, Sequence[tuple[float, float, float]]],
+    path: str | Path,
+    *,
+    xlabel: str,
+    ylabel: str = "test accuracy at the end",
+) -> Path:
+    """A measure against one setting: for every label (value, mean, deviation) (CA-Fed, figures 3, 4b)."""
+    if not any(lines.values()):
+        raise InvalidInput("There are no points to draw.")
+    figure = _new_figure(6.2, 3.6)
+    axes = figure.add_subplot()
+    dashes = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+    places = sorted({value for points in lines.values() for value, _, _ in points})
+    logarithmic = places[0] > 0 and places[-1] >= 20 * places[0]
+    for label, style in styles_of(list(lines)).items():
+        values, means, spreads = np.array(sorted(lines[label])).reshape(-1, 3).T
+        axes.errorbar(
+            values, means, spreads, color=style.light, linestyle=dashes[style.dash], marker="o", markersize=3.5,
+            linewidth=1.3, capsize=2, elinewidth=0.8, label=label,
+        )  # fmt: skip
+    axes.set(xlabel=xlabel, ylabel=ylabel, xscale="log" if logarithmic else "linear")
+    if not logarithmic and len(places) <= 8:
+        axes.set_xticks(places)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+    axes.grid(color="#E4E4E0", linewidth=0.6)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _save(figure, path)
+
+
+def draw_decisions(views: Mapping[str, Mapping[str, Any]], path: str | Path) -> Path:
+    """Who was there, chosen and excluded: a panel per name from a view of the report's raster (CA-Fed, figure 5)."""
+    if not views:
+        raise InvalidInput("There are no decisions to draw.")
+    figure = _new_figure(3.6 * len(views) + 0.6, 3.6)
+    panels = figure.subplots(1, len(views), squeeze=False)[0]
+    used: dict[str, Patch] = {}
+    for axes, (name, view) in zip(panels, views.items(), strict=True):
+        used |= {str(patch.get_label()): patch for patch in draw_cells(axes, view, _BLUE)}
+        axes.set_title(name, fontsize=9)
+        axes.set_xlabel("round")
+        axes.tick_params(labelsize=7)
+    figure.legend(handles=list(used.values()), loc="outside lower center", ncols=len(used), frameon=False, fontsize=8)
     return _save(figure, path)

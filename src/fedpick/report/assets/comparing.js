@@ -32,7 +32,7 @@ Object.assign(fedpickDrawing, (() => {
       traces,
       layout: baseLayout(theme, {
         barmode: "group", bargap: 0.16, bargroupgap: 0.06, hovermode: "x unified", shapes,
-        xaxis: axis(theme, { type: "category", showgrid: false, tickangle: 0, tickfont: { color: theme.muted, size: 11 }, title: { text: many ? data.by : "" }, unifiedhovertitle: { text: (many ? data.by + " " : "") + "%{x}" } }),
+        xaxis: axis(theme, { type: "category", showgrid: false, tickangle: 0, tickfont: { color: theme.muted, size: many ? 12 : 10 }, title: { text: many ? data.by : "" }, unifiedhovertitle: { text: (many ? data.by + " " : "") + "%{x}" } }),
         yaxis: axis(theme, { title: { text: plain(measure.name) }, rangemode: "tozero", tickformat: "~%" }),
       }),
     };
@@ -70,7 +70,8 @@ Object.assign(fedpickDrawing, (() => {
   /** Accuracy against a hyper-parameter, or the best value of it by length of training. */
   function sweep(data, state, theme) {
     const parameter = plain(data.parameter);
-    const scale = data.logarithmic ? { type: "log", dtick: 1, exponentformat: "power" } : { type: "linear" };
+    const ticks = data.values.length <= 8 ? { tickmode: "array", tickvals: data.values, ticktext: data.values.map(String) } : {};
+    const scale = { type: data.logarithmic ? "log" : "linear", ...ticks };
     if (state.measure === "best") {
       return {
         traces: [{

@@ -1,0 +1,104 @@
+"""CA-Fed, figures 3, 4b and 5: accuracy against one setting over several experiments, and decisions side by side.
+
+    for value in 0 0.25 0.5 0.75 1; do fedpick run benchmarks/cafed-fig3-heterogeneity-$value.toml; done
+    python benchmarks/cafed-figures.py over data.alpha "figure 3" --xlabel heterogeneity
+    python benchmarks/cafed-figures.py over availability.history "figure 4b: availability" --xlabel "rounds observed"
+    python benchmarks/cafed-figures.py decisions "figure 5" --policy ca-fed
+
+Experiments are named by id, hash, title or a part of the title; of several with one title the latest counts. Figures 1,
+2 and 5d are those of one experiment: `fedpick report --figures`. **over** takes any setting with a number, such as
+policy.kappa2 or partition.alpha, and prints the table that it draws; **decisions** prints how often each group was left
+out.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedpick.bench.store_read import Experiment, Reader
+from fedpick.report.charts_base import opened, read_material
+from fedpick.report.charts_clients import raster_chart
+from fedpick.report.paper_figures import draw_decisions, draw_over
+from fedpick.report.parameters import over_setting
+from fedpick.report.tables import to_markdown
+from fedpick.report.tables_groups import group_table
+
+FOLDER = Path(__file__).parent.parent / "docs/figures"
+
+
+def chosen(reader: Reader, names: Sequence[str]) -> list[Experiment]:
+    """The experiments of these names, each title once, in the order of their titles."""
+    found: dict[str, Experiment] = {}
+    for name in names:
+        part = [each for each in reader.experiments() if name in each.title]
+        for each in part or [reader.experiment(name)]:
+            found.setdefault(each.title, each)
+    return [found[title] for title in sorted(found)]
+
+
+def over(options: argparse.Namespace) -> None:
+    """Figures 3 and 4b."""
+    with opened(options.store) as reader:
+        lines = over_setting(reader, chosen(reader, options.experiments), options.setting)
+    wanted = {label: points for label, points in lines.items() if not options.labels or label in options.labels}
+    values = sorted({value for points in wanted.values() for value, _ in points})
+    print(f"| {options.setting} |" + "".join(f" {value:g} |" for value in values))
+    print("|---|" + "---:|" * len(values))
+    drawn = {}
+    for label, points in wanted.items():
+        cells = {value: quantity for value, quantity in points if quantity.mean is not None}
+        texts = [
+            f"{100 * cells[value].mean:.2f} ± {100 * (cells[value].sd or 0):.2f}" if value in cells else ""
+            for value in values
+        ]
+        print(f"| {label} | " + " | ".join(texts) + " |")
+        drawn[label] = [(value, quantity.mean, quantity.sd or 0.0) for value, quantity in cells.items()]
+    name = options.name or f"cafed-over-{options.setting.replace('.', '-')}"
+    print(draw_over(drawn, options.folder / f"{name}.png", xlabel=options.xlabel or options.setting))
+
+
+def decisions(options: argparse.Namespace) -> None:
+    """Figures 5a to 5c."""
+    views = {}
+    with opened(options.store) as reader:
+        for experiment in chosen(reader, options.experiments):
+            material = read_material(reader, experiment.id)
+            chart = raster_chart(material)
+            found = [view for view in (chart.data["views"] if chart else []) if view["policy"] == options.policy]
+            seeds = [view for view in found if view["seed"] == options.seed] if options.seed is not None else found
+            if not seeds or "exact" not in seeds[0]:
+                print(f"{experiment.title}: nothing to draw of {options.policy}, or too many clients or rounds")
+                continue
+            views[experiment.title.rpartition(": ")[2]] = seeds[0]
+            if material.accounts:
+                print(f"{experiment.title}\n")
+                print(to_markdown(group_table(reader, material.results, material.grouping, material.accounts)))
+    print(draw_decisions(views, options.folder / f"{options.name or 'cafed-decisions'}.png"))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Read the command, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="for the pictures")
+    parser.add_argument("--store", default="results/fedpick.sqlite")
+    parser.add_argument("--name", help="of the picture, without .png")
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("over", help="figures 3 and 4b")
+    command.add_argument("setting", help="section.key, such as data.alpha, availability.history or policy.kappa2")
+    command.add_argument("experiments", nargs="+", help="ids, hashes, titles or parts of titles")
+    command.add_argument("--labels", nargs="+", help="only these lines")
+    command.add_argument("--xlabel")
+    command.set_defaults(run=over)
+    command = commands.add_parser("decisions", help="figures 5a to 5c")
+    command.add_argument("experiments", nargs="+", help="ids, hashes, titles or parts of titles")
+    command.add_argument("--policy", default="ca-fed", help="its label")
+    command.add_argument("--seed", type=int, help="default: the first")
+    command.set_defaults(run=decisions)
+    options = parser.parse_args(arguments)
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()
