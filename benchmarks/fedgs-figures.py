@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from fedpick import policies
-from fedpick.bench.simulation import _clients_and_trace, _data_texts, _federation
+from fedpick.bench.simulation import clients_and_trace, federation_of
 from fedpick.bench.spec import Spec, load_spec
 from fedpick.core.session import Session
 from fedpick.core.types import Clients, Outcome
@@ -37,7 +37,7 @@ MODES = (
 def setting(spec: Spec, seed: int) -> tuple:
     """(clients, trace) of a spec, without a simulator."""
     settings = spec.settings_of(spec.policies[0], seed)
-    return _clients_and_trace(settings, _federation(*_data_texts(settings)))
+    return clients_and_trace(settings, federation_of(settings))
 
 
 def mode_name(spec: Spec) -> str:

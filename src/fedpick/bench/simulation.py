@@ -25,7 +25,7 @@ from fedpick.core import state as states
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.session import Session
-from fedpick.core.types import Outcome
+from fedpick.core.types import Clients, Outcome
 from fedpick.data.registry import loader_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,16 @@ if TYPE_CHECKING:
     from fedpick.sim import RoundRecord as SimulatedRound
     from fedpick.sim import Simulator
 
-__all__ = ["FederatedRun", "LaterTrace", "Simulation", "build", "refuse_early", "watch"]
+__all__ = [
+    "FederatedRun",
+    "LaterTrace",
+    "Simulation",
+    "build",
+    "clients_and_trace",
+    "federation_of",
+    "refuse_early",
+    "watch",
+]
 
 
 class Simulation(Protocol):
@@ -89,7 +98,13 @@ def _data_texts(settings: Mapping[str, Any]) -> tuple[str, str]:
     return json.dumps(dataset, sort_keys=True), json.dumps(_seeded(settings["partition"], seed), sort_keys=True)
 
 
-def _clients_and_trace(settings: Mapping[str, Any], federation: Federation) -> tuple[Any, Any]:
+def federation_of(settings: Mapping[str, Any]) -> Federation:
+    """The data of a run, dealt to its clients; the latest ones are kept."""
+    return _federation(*_data_texts(settings))
+
+
+def clients_and_trace(settings: Mapping[str, Any], federation: Federation) -> tuple[Clients, Any]:
+    """The table policies see, with the true availability, and who is available when."""
     options = _seeded(settings["availability"], settings["seed"])
     seed, _ = options.pop("seed"), options.pop("history", None)
     clients = federation.clients()
@@ -247,9 +262,8 @@ def build(settings: Mapping[str, Any]) -> FederatedRun:
     """The run that these settings (the column `runs.settings`) describe, at its start."""
     from fedpick.sim import Faults, LocalTraining, ServerStep, Simulator, tasks
 
-    texts = _data_texts(settings)
-    federation = _federation(*texts)
-    clients, trace = _clients_and_trace(settings, federation)
+    federation = federation_of(settings)
+    clients, trace = clients_and_trace(settings, federation)
     task_options = {name: value for name, value in settings["task"].items() if name != "name"}
     task = tasks.get(
         settings["task"]["name"],
@@ -275,7 +289,7 @@ def build(settings: Mapping[str, Any]) -> FederatedRun:
     session = Session(_policy(settings), clients, settings["seed"], provides=simulator.provides)
     histogram = federation.label_histogram
     row = {
-        "key": hashlib.sha256("\n".join(texts).encode()).hexdigest(),
+        "key": hashlib.sha256("\n".join(_data_texts(settings)).encode()).hexdigest(),
         "data": federation.name,
         "partition": federation.partition,
         "num_clients": federation.num_clients,
