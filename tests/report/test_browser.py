@@ -163,8 +163,11 @@ def test_groups_and_differences_can_be_asked_for_other_measures(opened):
     opened.page.locator('.chip[data-policy="fedcor"]').click()
     opened.wait()
     assert opened.traces("differences") == len(LABELS) - 2
+    assert opened.traces("importance-rounds", "each.name === 'target'") == 0
     opened.page.select_option("#importance-rounds-measure", index=1)
-    opened.page.wait_for_function("document.getElementById('plot-importance-rounds')._fullLayout.shapes.length === 1")
+    opened.page.wait_for_function(
+        "document.getElementById('plot-importance-rounds').data.some(each => each.name === 'target')"
+    )
 
 
 def test_a_phone_shows_everything_without_scrolling_sideways(browser, report):

@@ -34,7 +34,7 @@ def forest_chart(material: Material, against: str | None, window: int = 1) -> Ch
         key="differences",
         title=f"Paired differences to {baseline.label}",
         caption=f"Each policy minus {baseline.label}, seed by seed: mean and 95 % confidence interval. "
-        "An interval that does not reach 0 is a difference beyond the chance of these seeds.",
+        "An interval that does not reach 0 speaks for a difference; nothing is corrected for making many comparisons.",
         kind="forest",
         data={"measures": measures, "baseline": baseline.label, "menu": True},
         wide=True,

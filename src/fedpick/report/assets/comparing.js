@@ -61,7 +61,7 @@ Object.assign(fedpickDrawing, (() => {
       layout: baseLayout(theme, {
         hovermode: "closest",
         shapes: [{ type: "line", x0: 0, x1: 0, yref: "paper", y0: 0, y1: 1, layer: "below", line: { color: theme.muted, width: 1.4 } }],
-        xaxis: axis(theme, { title: { text: plain(measure.name) + better }, zeroline: false, rangemode: "tozero", showline: true }),
+        xaxis: axis(theme, { title: { text: broken(measure.name) + better }, zeroline: false, rangemode: "tozero", showline: true, tickangle: 0, nticks: 5 }),
         yaxis: axis(theme, { type: "category", categoryarray: labels.map(plain), categoryorder: "array", range: [labels.length - 0.5, -0.5], showgrid: false }),
       }),
     };

@@ -107,35 +107,36 @@ const fedpickDrawing = (() => {
     return traces;
   }
 
+  function levelTrace(measure, x, theme, format) {
+    const across = Object.values(measure.series).flatMap((line) => line[x]);
+    const { name, value } = measure.reference;
+    return {
+      type: "scatter", mode: "lines", name: plain(name), x: [Math.min(...across), Math.max(...across)], y: [value, value],
+      line: { color: theme.text, width: 1.6, dash: "dot" }, hovertemplate: `${plain(name)}: %{y:${format}}<extra></extra>`,
+    };
+  }
+
   function lines(data, state, theme) {
     const measure = data.measures.find((each) => each.key === state.measure) || data.measures[0];
     const x = data.axes.includes(state.axis) ? state.axis : "round";
     const options = { format: measure.percent ? ".2%" : ".4~g", each: state.spread === "each", window: data.axes.length > 1 ? Number(state.smooth) : 1 };
     const traces = lineTraces(measure.series, x, measure, theme, options);
-    const levels = measure.key === "accuracy" ? data.targets : measure.reference ? [measure.reference.value] : [];
-    const shapes = levels.map((level) => ({
-      type: "line", xref: "paper", x0: 0, x1: 1, y0: level, y1: level, layer: "below",
-      line: { color: theme.muted, width: measure.reference ? 1.6 : 1, dash: "dot" },
+    const shapes = measure.key !== "accuracy" ? [] : data.targets.map((target) => ({
+      type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, layer: "below",
+      line: { color: theme.muted, width: 1, dash: "dot" },
     }));
-    const annotations = !measure.reference ? [] : [{
-      xref: "paper", x: 1, xanchor: "right", y: measure.reference.value, yanchor: "bottom", showarrow: false,
-      text: plain(measure.reference.name), font: { size: 11, color: theme.muted },
-    }];
-    // A level that no line comes near must still be in sight.
-    if (measure.reference) traces.push({
-      type: "scatter", mode: "markers", x: [Object.values(measure.series)[0][x][0]], y: [measure.reference.value],
-      marker: { size: 0.1, color: "rgba(0,0,0,0)" }, hoverinfo: "skip",
-    });
+    // Drawn as a line, not as a shape: a level that nobody comes near must still be in sight, and has a value to read.
+    if (measure.reference) traces.unshift(levelTrace(measure, x, theme, options.format));
     return {
       traces,
       layout: baseLayout(theme, {
-        shapes, annotations, hovermode: x === "round" ? "x unified" : "closest",
+        shapes, hovermode: x === "round" ? "x unified" : "closest",
         xaxis: axis(theme, {
           title: { text: AXES[x].title }, ticksuffix: AXES[x].suffix, tickformat: x === "bytes" ? "~s" : undefined,
           hoverformat: x === "round" ? "d" : "~s", unifiedhovertitle: { text: "round %{x}" }, zeroline: false,
           showgrid: false, ticks: "outside", tickcolor: theme.line, showline: true,
         }),
-        yaxis: axis(theme, { title: { text: plain(measure.name) }, tickformat: measure.percent ? ".0%" : undefined, zeroline: false }),
+        yaxis: axis(theme, { title: { text: plain(measure.name) }, tickformat: measure.percent ? ".0%" : undefined, zeroline: false, rangemode: measure.reference ? "nonnegative" : "normal" }),
       }),
     };
   }
