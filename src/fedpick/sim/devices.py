@@ -41,10 +41,9 @@ def on_cpu() -> bool:
     return bool(require_jax().default_backend() == "cpu")
 
 
-def default_shards(heavy: bool) -> int:
-    """Into how many pieces a cohort is cut: one per core for a heavy model on a CPU, else one.
+def default_shards() -> int:
+    """Into how many pieces a cohort is cut: one per core on a CPU, else one.
 
-    XLA runs a batched product on about one core, so a CPU needs several programs side by side; a small model would
-    only wait for the threads.
+    XLA runs a batched product on about one core, so a CPU needs several programs side by side.
     """
-    return min(os.cpu_count() or 1, 8) if heavy and on_cpu() else 1
+    return min(os.cpu_count() or 1, 8) if on_cpu() else 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, lru_cache, partial
@@ -31,6 +31,12 @@ FloatArray = NDArray[np.float64]
 @cache
 def _threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix="fedpick-shard")
+
+
+def _side_by_side(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The results of all calls, each in a thread of its own; the first one in this thread."""
+    others = [_threads(len(calls) - 1).submit(call) for call in calls[1:]]
+    return [calls[0](), *(other.result() for other in others)]
 
 
 @lru_cache(maxsize=64)
@@ -99,7 +105,7 @@ class Programs:
         In this order clients of a group take about equally many steps and seldom wait for each other. A function of
         the cohort and the number of shards alone: never of how busy the machine is.
         """
-        pieces = min(self.shards, len(clients))
+        pieces = min(self.shards, -(-len(clients) // self.group))
         order = np.argsort(-self.local.num_steps(self.rows.sizes[clients]), kind="stable")
         place = np.arange(len(order)) % (2 * pieces)
         shard = np.where(place < pieces, place, 2 * pieces - 1 - place)
@@ -129,7 +135,7 @@ class Programs:
             losses[pieces[0]], norms[pieces[0]] = np.asarray(report)[:, : len(clients)]
             return params, velocity, losses, norms
         call = partial(self._train_piece, params, words, np.float32(lr))
-        parts = list(_threads(self.shards).map(call, cohorts))
+        parts = _side_by_side([partial(call, cohort) for cohort in cohorts])
         given = [cohort.floats[0] for cohort in cohorts]
         params, velocity = self._server(params, velocity, parts, given, np.bool_(renormalize), np.float32(server_lr))
         for piece, part in zip(pieces, parts, strict=True):

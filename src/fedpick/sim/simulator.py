@@ -38,8 +38,10 @@ Params = Any
 HEAVY = 10_000
 """Models with more parameters than this are worth a thread on every core."""
 SMALL_GROUP = 16
-"""Clients of a small model trained as one batch on a GPU. On a CPU one after another is as fast or up to seven times
-faster: a batch waits for the client with the most steps, and fills up with nobody."""
+"""Clients of a small model trained as one batch on a GPU."""
+SMALL_GROUP_CPU = 10
+"""The same on a CPU, if all take equally many steps: most cohorts are a multiple of ten, and a batch fills up with
+nobody. Otherwise one after another there: a batch waits for the client with the most steps."""
 
 
 class Simulator:
@@ -55,8 +57,10 @@ class Simulator:
         faults: what goes wrong; None: nothing.
         losses_on: which part of the local data losses are measured on: "train", "validation", "test" or "all".
         shards: into how many pieces a cohort is cut, each trained by its own thread. Part of the setting: another
-            number adds the updates up in another order. None: one per core for a large model on a CPU, else one.
-        group: clients per batched program; None: one on a CPU, more for a small model on a GPU.
+            number adds the updates up in another order. A cohort that fits into one group is not cut. None: one per
+            core on a CPU, but one where a small model is trained client after client; else one.
+        group: clients per batched program; None: more than one for a small model, on a CPU only if all clients take
+            equally many steps (LocalTraining.steps).
         sketch: length of the sketch with which UPDATE probes answer; None: the whole update.
         noise_examples: common Gaussian inputs on which OUTPUTS probes are answered.
     """
@@ -102,9 +106,9 @@ class Simulator:
         self.num_parameters = sum(int(leaf.size) for leaf in leaves)
         self.model_bytes = sum(int(leaf.nbytes) for leaf in leaves)
         heavy = self.num_parameters > HEAVY
-        self.shards = default_shards(heavy) if shards is None else shards
-        self.group = group or task.group or (1 if heavy or on_cpu() else SMALL_GROUP)
-        self.velocity: Params = jax.tree.map(np.zeros_like, self.params) if self.server.momentum else ()
+        self.group = group or task.group or _default_group(heavy, equal_steps=local.steps is not None)
+        self.shards = shards or (default_shards() if heavy or self.group > 1 else 1)
+        self.velocity: Params = jax.tree.map(jax.numpy.zeros_like, self.params) if self.server.momentum else ()
         self.round = 0
         self.counters = Counters()
         self.timings = Timings()
@@ -366,3 +370,11 @@ class Simulator:
         self.params, self.velocity = trees["params"], trees["velocity"]
         self.round, self.counters = plain["round"], Counters(**plain["counters"])
         self._sent[:] = -1
+
+
+def _default_group(heavy: bool, equal_steps: bool) -> int:
+    if heavy:
+        return 1
+    if not on_cpu():
+        return SMALL_GROUP
+    return SMALL_GROUP_CPU if equal_steps else 1
