@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,30 +14,29 @@ from fedpick.core.errors import InvalidInput
 from fedpick.data.types import Federation, Part
 from fedpick.sim.tasks import Task
 
-__all__ = ["Rows", "segment_means", "shaped"]
+__all__ = ["Rows", "aligned", "frozen", "segment_means", "shaped"]
 
 Array = Any
+
+_ALIGNMENT = 64
+_ROWS_AT_ONCE = 65536
 
 
 class Rows:
     """Examples in client order: client k's rows are contiguous, first those it trains on."""
 
     def __init__(self, federation: Federation) -> None:
-        import jax
-
         order = federation.indices
-        packed = len(order) == len(federation.x) and np.array_equal(order, np.arange(len(order)))
+        packed = len(order) == len(federation.x) and np.array_equal(order, np.arange(len(order), dtype=order.dtype))
         if len(order) >= 2**31:
             raise InvalidInput(f"The simulator takes fewer than 2**31 examples. Got {len(order)}.")
-        x = federation.x if packed else federation.x[order]
-        y = federation.y if packed else federation.y[order]
         self.shape: tuple[int, ...] = federation.x.shape[1:]
         # Normalised once and kept as float32: undoing uint8 in every batch was measured to be slower.
-        self.x = jax.device_put(_flat(_normalized(federation, x)))
-        self.y = jax.device_put(y)
-        self.test_x = jax.device_put(_flat(_normalized(federation, federation.test_x)))
-        self.test_y = jax.device_put(federation.test_y)
-        self.num_rows = len(y)
+        self.x = _on_device(_normalized(federation, federation.x, None if packed else order))
+        self.y = _on_device(federation.y if packed else frozen(federation.y[order]))
+        self.test_x = _on_device(_normalized(federation, federation.test_x, None))
+        self.test_y = _on_device(federation.test_y)
+        self.num_rows = len(order)
         self.ranges: dict[Part, tuple[NDArray[np.int64], NDArray[np.int64]]] = {
             part: federation.ranges(part) for part in ("all", "train", "validation", "test")
         }
@@ -51,14 +52,62 @@ class Rows:
         return rows.astype(np.int32), bounds
 
 
-def _normalized(federation: Federation, x: NDArray[Any]) -> NDArray[np.float32]:
-    """As a model wants them; data that are so already are not copied, for they may fill most of the memory."""
+def aligned(shape: Sequence[int], dtype: Any) -> NDArray[Any]:
+    """An empty array that begins where JAX wants it to: on a CPU it can then be used as it is, instead of copied."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % _ALIGNMENT
+    values: NDArray[Any] = memory[first : first + size].view(dtype).reshape(tuple(shape))
+    return values
+
+
+def frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """The array, with its memory made read-only; so JAX may share it."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner.flags.writeable = False
+        owner = owner.base
+    return array
+
+
+def _is_frozen(array: NDArray[Any]) -> bool:
+    """Whether nobody can write to the memory of the array through numpy."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return False
+        owner = owner.base
+    return owner is None
+
+
+def _on_device(array: NDArray[Any]) -> Array:
+    """On a CPU the same memory, if it is aligned and frozen; otherwise a copy."""
+    import jax
+
+    if not _is_frozen(array):
+        # JAX shares whatever is aligned, also what the caller may still write to.
+        copy = aligned(array.shape, array.dtype)
+        copy[...] = array
+        array = frozen(copy)
+    return jax.device_put(array)
+
+
+def _normalized(federation: Federation, x: NDArray[Any], order: NDArray[np.integer[Any]] | None) -> NDArray[np.float32]:
+    """Rows of x as a model wants them, flat; what is so already is not copied, for it may fill most of the memory."""
     as_it_is = federation.scale == 1.0 and not federation.mean.any() and (federation.std == 1.0).all()
-    return x if as_it_is and x.dtype == np.float32 else federation.normalized(x)
+    if as_it_is and order is None and x.dtype == np.float32:
+        return _flat(x)
+    count = len(x) if order is None else len(order)
+    values = aligned((count, *x.shape[1:]), np.float32)
+    # Some rows at a time: no second copy of everything.
+    for first in range(0, count, _ROWS_AT_ONCE):
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        values[rows] = federation.normalized(x[rows] if order is None else x[order[rows]])
+    return frozen(_flat(values))
 
 
 def _flat(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    return x.reshape(len(x), int(np.prod(x.shape[1:])))
+    return x.reshape(len(x), math.prod(x.shape[1:]))
 
 
 def shaped(task: Task, shape: tuple[int, ...]) -> Task:
@@ -82,6 +131,8 @@ def segment_means(
         return np.empty(0)
     edges = np.column_stack([first, last]).ravel()
     # One more value, so that a segment may begin at the very end.
-    sums = np.add.reduceat(np.append(values.astype(np.float64), 0.0), edges)[::2]
+    longer = np.zeros(len(values) + 1)
+    longer[:-1] = values
+    sums = np.add.reduceat(longer, edges)[::2]
     sizes = last - first
     return np.asarray(np.where(sizes > 0, sums, np.nan) / np.maximum(sizes, 1), np.float64)

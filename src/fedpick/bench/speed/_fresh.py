@@ -17,6 +17,7 @@ import numpy as np
 
 from fedpick import data, policies
 from fedpick.core.session import Session
+from fedpick.sim.rows import aligned, frozen
 
 __all__ = ["first_round", "made_up", "million"]
 
@@ -36,11 +37,13 @@ def first_round() -> dict[str, Any]:
 
 
 def made_up(num_clients: int, per_client: int, width: int) -> data.Federation:
-    """Clients with `per_client` random examples each, made without a copy."""
+    """Clients with `per_client` random examples each, in memory that JAX can share."""
     count = num_clients * per_client
     rng = np.random.Generator(np.random.PCG64(0))
-    x = rng.standard_normal((count, width), dtype=np.float32)
-    y = rng.integers(0, 10, count, dtype=np.int32)
+    x, y = aligned((count, width), np.float32), aligned((count,), np.int32)
+    rng.standard_normal(dtype=np.float32, out=x)
+    y[:] = rng.integers(0, 10, count, dtype=np.int32)
+    x, y = frozen(x), frozen(y)
     ends = np.arange(1, num_clients + 1, dtype=np.int64) * per_client
     return data.Federation(
         name="made-up",

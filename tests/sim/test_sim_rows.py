@@ -1,0 +1,64 @@
+"""The examples on the device: the right ones, and no second copy of those that can be shared."""
+
+import jax
+import numpy as np
+import pytest
+from naive_loop import make_federation
+
+from fedpick.data.types import Federation
+from fedpick.sim import rows
+from fedpick.sim.rows import Rows, aligned, frozen
+
+ON_CPU = jax.default_backend() == "cpu"
+
+
+def plain(x):
+    """A federation of two clients whose data need no normalising and are in order."""
+    ends = np.array([len(x) // 2, len(x)])
+    return Federation(
+        name="plain",
+        partition="natural",
+        x=x,
+        y=np.zeros(len(x), np.int32),
+        indices=np.arange(len(x), dtype=np.int32),
+        offsets=np.append(0, ends),
+        train_ends=ends,
+        validation_ends=ends,
+        test_x=x[:0],
+        test_y=np.zeros(0, np.int32),
+        num_classes=2,
+    )
+
+
+def filled():
+    x = aligned((200, 3), np.float32)
+    x[:] = np.arange(600).reshape(200, 3)
+    return x
+
+
+@pytest.mark.skipif(not ON_CPU, reason="Only a CPU can share the memory of a numpy array.")
+def test_frozen_and_aligned_data_are_shared():
+    x = frozen(filled())
+    assert Rows(plain(x)).x.unsafe_buffer_pointer() == x.ctypes.data
+    with pytest.raises(ValueError, match="read-only"):
+        x[0, 0] = 1.0
+    with pytest.raises(ValueError, match="read-only"):
+        x.base[:] = 1
+
+
+def test_data_that_the_caller_can_write_to_are_not_shared():
+    x = filled()
+    held = Rows(plain(x))
+    x[:] = -1.0
+    np.testing.assert_array_equal(held.x, np.arange(600).reshape(200, 3))
+
+
+@pytest.mark.parametrize("block", [7, 10_000])
+def test_normalised_rows_in_the_order_of_the_clients(monkeypatch, block):
+    monkeypatch.setattr(rows, "_ROWS_AT_ONCE", block)
+    federation = make_federation(shape=(3, 2, 1))
+    held = Rows(federation)
+    expected = federation.normalized(federation.x[federation.indices]).reshape(-1, 6)
+    np.testing.assert_array_equal(held.x, expected)
+    np.testing.assert_array_equal(held.y, federation.y[federation.indices])
+    np.testing.assert_array_equal(held.test_x, federation.normalized(federation.test_x).reshape(-1, 6))
