@@ -4,9 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help setup demo test test-slow check clean
+.PHONY: help setup demo test test-slow test-deployment check clean
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
 # The stamp makes a second call free; a changed pyproject.toml installs again.
 $(VENV)/.installed: pyproject.toml
@@ -31,6 +31,9 @@ check: setup ## lint and types only
 
 test-slow: setup ## the tests that take minutes
 	$(BIN)/pytest -m slow
+
+test-deployment: setup ## a real Flower federation on loopback, with clients and servers that die (13 minutes)
+	$(BIN)/pytest -m slow tests/flower/test_deployment.py
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
