@@ -40,7 +40,7 @@ def classifier(
     """A task from a function (params, x, key, train) -> logits, with the cross-entropy and an optional ridge term."""
 
     def per_example_loss(params: Params, x: Array, y: Array, key: Array, train: bool) -> Array:
-        loss = cross_entropy(forward(params, x, key, train), y)
+        loss = cross_entropy(forward(params, x, key, train), y, train)
         if ridge:
             loss = loss + 0.5 * ridge * sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(params))
         return loss
