@@ -114,3 +114,12 @@ class FakeGrid(Grid):
 
     def kinds(self) -> list[str]:
         return [message.metadata.message_type for message in self.sent]
+
+
+def federation(count: int = 12, **options) -> FakeGrid:
+    # Node ids in an order that has nothing to do with the partitions, as in Flower's simulation.
+    return FakeGrid({(7919 * (i + 3)) % 10007: FakeNode(i, 10 + i, **options) for i in range(count)})
+
+
+def start(strategy, grid, rounds=4, width=3):
+    return strategy.start(grid=grid, initial_arrays=ArrayRecord({"w": Array(np.zeros(width))}), num_rounds=rounds)
