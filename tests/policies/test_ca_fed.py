@@ -228,6 +228,20 @@ def test_the_minimum_may_be_given(minimum_loss, expected):
     np.testing.assert_allclose(gaps(session.state), expected)
 
 
+@pytest.mark.parametrize(
+    ("minimum_loss", "unmeasured", "gap"),
+    [("zero", "mean-gap", 1.25), ("zero", "first-mean", 3.0), ("running", "first-mean", 0.0)],
+)
+def test_who_stays_away_is_like_the_others_are_or_as_they_were_in_the_first_round(minimum_loss, unmeasured, gap):
+    policy = CAFed(kappa2=1e6, minimum_loss=minimum_loss, unmeasured=unmeasured)
+    session = Session(policy, Clients(num_examples=np.ones(3)))
+    masks = np.array([[True, True, False]] * 2)
+    play(session, masks, np.array([[2.0, 4.0, 9.0], [1.0, 1.5, 9.0]]))
+    np.testing.assert_allclose(gaps(session.state)[2], gap)
+    play(session := Session(policy, Clients(num_examples=np.ones(3))), ~masks[:1], np.array([[9.0, 9.0, 5.0]]))
+    np.testing.assert_allclose(session.state.lowest[2], 5.0)
+
+
 def test_given_minima_survive_saving_and_growth(tmp_path):
     session = Session(fedpick.policies.get("ca-fed", minimum_loss=[0.5, 1.5]), Clients(num_examples=np.ones(2)))
     play(session, np.ones((1, 2), dtype=bool), np.array([[2.0, 4.0]]))
@@ -332,6 +346,7 @@ def test_needs():
         {"batch_size": 2.5},
         {"minimum_loss": "none"},
         {"minimum_loss": [float("inf")]},
+        {"unmeasured": "never"},
     ],
 )
 def test_wrong_hyper_parameters_are_refused(wrong):
@@ -340,7 +355,11 @@ def test_wrong_hyper_parameters_are_refused(wrong):
 
 
 @pytest.mark.parametrize(
-    "policy", [CAFed(estimates="oracle"), CAFed(estimates="bayes-chain", smoothing=0.5, prior=0.0)]
+    "policy",
+    [
+        CAFed(estimates="oracle"),
+        CAFed(estimates="bayes-chain", smoothing=0.5, prior=0.0, minimum_loss="zero", unmeasured="first-mean"),
+    ],
 )
 @pytest.mark.parametrize("name", sorted(set(CHECKS) - {"one_million_clients", "same_selections_in_other_processes"}))
 def test_conformance_of_other_configurations(policy, name):

@@ -26,8 +26,9 @@ client of positive importance is never dropped; a budget below the number left m
 with weights grown by left / budget, so that the expected step stays; a gap below 0 (only possible with given minima)
 counts as 0.
 Deviations: the authors' code has no factor 4 (its bias_const = 1 is kappa2 = 0.25 here), drops on ties, takes the
-loss over the whole local test split (batch_size=None asks for the whole local data) and F_k* from models fitted in
-advance (minimum_loss=[...]; for images its fit fails and leaves 0: minimum_loss="zero").
+loss over the whole local test split (batch_size=None asks for the whole local data), F_k* from models fitted in
+advance (minimum_loss=[...]; for images its fit fails and leaves 0: minimum_loss="zero"), and gives whoever is not there
+in the first round the mean loss of those who are, for as long as it stays away (unmeasured="first-mean").
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ class CAFed(Policy[CAFedState]):
         batch_size: size of the mini-batch on which a client reports its loss; None: its whole data.
         minimum_loss: F_k*: "running" (the smallest estimate so far), "zero", or one value per client, fitted in
             advance; clients beyond the end of the values, or with NaN, use the running minimum.
+        unmeasured: what counts for a client that was never measured: "mean-gap", the mean gap of those measured, as it
+            changes; or "first-mean", the mean loss in the first round in which somebody answered. That one grows stale
+            while the others' losses fall, so with minimum_loss="zero" clients that stay away are excluded.
     """
 
     kappa2: float = 1.0
@@ -98,6 +102,7 @@ class CAFed(Policy[CAFedState]):
     prior: float = 1.0
     batch_size: int | None = 64
     minimum_loss: str | Sequence[float] = "running"
+    unmeasured: str = "mean-gap"
 
     reference: ClassVar[str] = RODIO
 
@@ -107,6 +112,7 @@ class CAFed(Policy[CAFedState]):
         require(0 <= self.tau < np.inf, self, "tau", "a finite number of at least 0")
         require(0 <= self.smoothing < 1, self, "smoothing", "a share of at least 0 and below 1")
         require_whole(self, "batch_size", 1)
+        require(self.unmeasured in ("mean-gap", "first-mean"), self, "unmeasured", "'mean-gap' or 'first-mean'")
         if isinstance(self.minimum_loss, str):
             require(self.minimum_loss in ("running", "zero"), self, "minimum_loss", "'running', 'zero' or values")
         else:  # as a tuple, so that the policy stays a hashable value
@@ -177,6 +183,9 @@ class CAFed(Policy[CAFedState]):
         old = state.loss[clients]
         mixed = np.where(np.isnan(old), values, self.smoothing * old + (1 - self.smoothing) * values)
         loss, lowest = state.loss.copy(), state.lowest.copy()
+        if self.unmeasured == "first-mean" and len(values) > 0 and np.isnan(loss).all():
+            loss[:] = lowest[:] = values.mean()
+            lowest[clients] = np.nan
         loss[clients] = mixed
         lowest[clients] = np.fmin(lowest[clients], mixed)
         return replace(state, loss=loss, lowest=lowest)
