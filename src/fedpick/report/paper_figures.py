@@ -203,9 +203,13 @@ def draw_counts(settings: Mapping[str, Mapping[str, NDArray[np.int64]]], path: s
 
 
 def draw_loss_curves(
-    settings: Mapping[str, Mapping[str, tuple[FloatArray, FloatArray]]], path: str | Path, *, smooth: int = 1
+    settings: Mapping[str, Mapping[str, tuple[FloatArray, FloatArray]]],
+    path: str | Path,
+    *,
+    smooth: int = 1,
+    ylabel: str = "test loss",
 ) -> Path:
-    """Test loss by round: one panel per setting, one line per policy from (rounds, (S, R) losses) (FedGS, figure 5).
+    """Loss by round: one panel per setting, one line per policy from (rounds, (S, R) losses) (FedGS, figure 5).
 
     The line is the mean over the seeds, of `smooth` neighbouring values; the band spans the seeds.
     """
@@ -223,8 +227,9 @@ def draw_loss_curves(
             low, high = lines.min(axis=0), lines.max(axis=0)
             axes.fill_between(where, low, high, color=colours[label], alpha=0.12, linewidth=0)
             axes.plot(where, lines.mean(axis=0), color=colours[label], linewidth=1.2, label=label)
-        axes.set(xlabel="round", ylabel="test loss", title=name, yscale="log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        axes.set(xlabel="round", ylabel=ylabel, title=name, yscale="log")
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 1000 * low else (1, 2, 3, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.grid(which="both", color="#E4E4E0", linewidth=0.5)
