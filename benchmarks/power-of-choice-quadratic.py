@@ -80,7 +80,7 @@ def main() -> None:
         label: (next(iter(each.values()))[0], np.maximum(np.stack([curve[1] for curve in each.values()]), 1e-7))
         for label, each in curves.items()
     }
-    print(draw_loss_curves({title: drawn}, options.figure, ylabel="(F - F*) / F*"))
+    print(draw_loss_curves({title.split(": ")[-1]: drawn}, options.figure, ylabel="(F - F*) / F*"))
 
 
 if __name__ == "__main__":
