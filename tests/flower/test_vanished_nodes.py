@@ -28,6 +28,9 @@ except ImportError as error:
 
 logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
+# Flower's own migrations of its database.
+pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")
+
 LONG = 60.0  # a timeout that the test must not come near
 
 
@@ -42,11 +45,13 @@ class Client:
         return lambda request: handler(request, self.state, self.task)
 
 
-@pytest.fixture(params=[":flwr-in-memory:", ":memory:"], ids=["memory", "sql"])
-def superlink(request):
+@pytest.fixture(params=["memory", "sql"])
+def superlink(request, tmp_path):
     """(state, grid): a real SuperLink's state, and Flower's deployment grid on top of it."""
-    store = ObjectStoreFactory(request.param)
-    state = LinkStateFactory(request.param, NoOpFederationManager(), store).state()
+    # A file: the grid pushes from several threads, and a database in memory may be another one in each of them.
+    place = ":flwr-in-memory:" if request.param == "memory" else str(tmp_path / "state.db")
+    store = ObjectStoreFactory(place)
+    state = LinkStateFactory(place, NoOpFederationManager(), store).state()
     run_id = state.create_run(None, None, "hash", {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, "flwr-serverapp")
     before, TaskIdentity.run_id = TaskIdentity.run_id, run_id
     grid = HttpGrid(token="unused")
