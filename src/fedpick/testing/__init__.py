@@ -2,13 +2,12 @@
 
 It is public: authors of policies outside this package call it from their own tests, and `fedpick check NAME` runs it.
 Every check is a function of a policy that raises `PolicyCheckFailed` with one sentence; `CHECKS` lists them by name.
-The federation behind the checks is made up: its answers depend only on (seed, round, client).
+The federation behind the checks is made up (`federation`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import random
@@ -18,7 +17,7 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,8 @@ from fedpick.core.guard import REPORT_LIMIT
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.session import Session
-from fedpick.core.types import Clients, Outcome, Probe, Selection, aggregation_weights
+from fedpick.core.types import Probe, Selection, aggregation_weights
+from fedpick.testing.federation import FakeFederation
 
 __all__ = ["CHECKS", "FakeFederation", "check_policy"]
 
@@ -42,92 +42,12 @@ SECONDS_LIMIT = 60.0
 """Processor seconds that a round at a million clients may take."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FakeFederation:
-    """A made-up federation: everything a policy may ask for, without any training."""
-
-    num_clients: int = 20
-    seed: int = 0
-    reports: str = "good"
-    """"good": some silence; "equal": everybody reports 1; "silent": all NaN; "absurd": infinite and huge ones too."""
-    dropout: float = 0.2
-    dead: tuple[int, ...] = ()
-    """Clients that never complete."""
-
-    def clients(self, count: int | None = None) -> Clients:
-        """The table, complete with what an oracle would know; the first rows do not depend on how many there are."""
-        rng = stream(self.seed, 0, Purpose.ANALYSIS)
-        size = count or self.num_clients
-        uniform = rng.random((max(size, self.num_clients + 5), 16))[:size]
-        return Clients(
-            num_examples=np.floor(uniform[:, 0] * 90) + 10,
-            label_histogram=np.floor(uniform[:, 1:6] ** 3 * 20) + 1,
-            features=uniform[:, 6:10],
-            availability=0.2 + 0.7 * uniform[:, 10],
-            correlation=0.8 * uniform[:, 11],
-        )
-
-    def available(self, round: int, count: int) -> NDArray[np.bool_]:
-        """Somewhat more than half of the clients; nobody in every seventh round."""
-        if round % 7 == 6:
-            return np.zeros(count, dtype=bool)
-        return stream(self.seed, round, Purpose.AVAILABILITY).random(count) < 0.6
-
-    def measure(self, round: int, count: int) -> Callable[[Probe], NDArray[np.float64]]:
-        """Answers to the probes of one round."""
-
-        def answer(probe: Probe) -> NDArray[np.float64]:
-            rng = stream(self.seed, round, Purpose.MEASURE)
-            width = () if probe.signal is Signal.LOSS else (8,)
-            values = 1.0 + rng.random((count, *width))
-            if probe.trial is not None:
-                values = values - 0.1 * rng.random((count, *width))
-            return self._reported(values, rng)[probe.clients]
-
-        return answer
-
-    def _reported(self, values: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-        if self.reports == "equal":
-            return np.ones_like(values)
-        if self.reports == "silent":
-            return np.full_like(values, np.nan)
-        kind = rng.random(len(values))
-        values[kind < 0.1] = np.nan
-        if self.reports == "absurd":
-            values[(kind >= 0.1) & (kind < 0.3)] = np.inf
-            values[(kind >= 0.3) & (kind < 0.5)] = 1e30
-            values[(kind >= 0.5) & (kind < 0.6)] = -1e30
-        return values
-
-    def outcome(self, round: int, selection: Selection) -> Outcome:
-        """How the round ended: some drop out, the dead always do."""
-        rng = stream(self.seed, round, Purpose.FAULTS)
-        size = len(selection.clients)
-        completed = (rng.random(size) >= self.dropout) & ~np.isin(selection.clients, self.dead)
-        reports = {
-            name: self._reported(0.5 + rng.random(size), rng)
-            for name in ("loss", "train_loss", "duration", "update_norm")
-        }
-        return Outcome(index=round, clients=selection.clients, completed=completed, **reports)
-
-    def play(self, session: Session, rounds: int, budget: int | None = 4) -> list[Selection]:
-        """Drive a session for some rounds and return what it chose."""
-        chosen = []
-        for _ in range(rounds):
-            count, index = len(session.clients), session.round
-            selection = session.ask(
-                available=self.available(index, count), budget=budget, measure=self.measure(index, count)
-            )
-            session.tell(self.outcome(index, selection))
-            chosen.append(selection)
-        return chosen
-
-
 def _fail(policy: AnyPolicy, sentence: str) -> PolicyCheckFailed:
     return PolicyCheckFailed(f"{type(policy).__name__}: {sentence}")
 
 
-def _fingerprint(selections: list[Selection]) -> str:
+def fingerprint(selections: list[Selection]) -> str:
+    """The same text for the same clients and weights, to the last bit."""
     digest = hashlib.sha256()
     for selection in selections:
         digest.update(selection.clients.tobytes() + b"|")
@@ -139,7 +59,7 @@ def _fingerprint(selections: list[Selection]) -> str:
 def same_seed_same_selections(policy: AnyPolicy) -> None:
     """Two runs with one seed choose the same."""
     world = FakeFederation()
-    first, second = (_fingerprint(world.play(Session(policy, world.clients(), 3), 40)) for _ in range(2))
+    first, second = (fingerprint(world.play(Session(policy, world.clients(), 3), 40)) for _ in range(2))
     if first != second:
         raise _fail(policy, "two runs with the same seed chose different clients; use only the rng that is passed in.")
 
@@ -181,7 +101,7 @@ def save_and_load_at_every_round(policy: AnyPolicy) -> None:
             session.save(folder)
             session = Session.load(folder, policy=policy)
     for index, (expected, got) in enumerate(zip(whole, pieces, strict=True)):
-        if _fingerprint([expected]) != _fingerprint([got]):
+        if fingerprint([expected]) != fingerprint([got]):
             raise _fail(
                 policy,
                 f"saved and loaded after every round, it chose differently in round {index}; "
@@ -223,7 +143,7 @@ def only_tell_commits(policy: AnyPolicy) -> None:
         mask, measure = world.available(index, 20), world.measure(index, 20)
         first = session.ask(available=mask, budget=3, measure=measure)
         second = session.ask(available=mask, budget=3, measure=measure)
-        if _fingerprint([first]) != _fingerprint([second]):
+        if fingerprint([first]) != fingerprint([second]):
             raise _fail(policy, "asked twice in one round, it answered differently; only tell may change its state.")
         session.tell(world.outcome(index, second))
 
@@ -412,15 +332,3 @@ def check_policy(policy: AnyPolicy, *, on_check: Callable[[str], None] = lambda 
             failures.append(f"{type(policy).__name__}: {name} ended in {type(error).__name__}: {error}.")
     if failures:
         raise PolicyCheckFailed("\n".join(failures))
-
-
-def _main(target: str, parameters: str) -> None:
-    """Print the fingerprint of a run: what `same_selections_in_other_processes` compares."""
-    module, _, name = target.partition(":")
-    policy = getattr(importlib.import_module(module), name)(**json.loads(parameters))
-    world = FakeFederation()
-    sys.stdout.write(_fingerprint(world.play(Session(policy, world.clients(), 3), 30)))
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
