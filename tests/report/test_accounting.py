@@ -57,14 +57,20 @@ def store(tmp_path) -> Store:
     return made
 
 
+def names(groups: accounting.Groups) -> np.ndarray:
+    """(N,) the name of every client's group."""
+    return np.array(groups.names)[groups.member]
+
+
 def test_groups_are_those_of_the_availability_process(store):
     run = store.runs(1)[0]
-    assert accounting.client_groups(store, run, "cluster").tolist() == ["cluster 0"] * 2 + ["cluster 1"] * 2
+    groups = names(accounting.groups_of(store, run, "cluster")).tolist()
+    assert groups == ["cluster 0"] * 2 + ["cluster 1"] * 2
     # The default clusters: the first half is there in 0.9 of the rounds, the second in 0.1 with lambda = 1/2.
-    groups = accounting.client_groups(store, run, "availability").tolist()
+    groups = names(accounting.groups_of(store, run, "availability")).tolist()
     assert groups == ["more available, weakly correlated"] * 2 + ["less available, correlated"] * 2
     with pytest.raises(InvalidInput, match="availability or cluster"):
-        accounting.client_groups(store, run, "size")
+        accounting.groups_of(store, run, "size")
 
 
 def test_a_random_population_is_rebuilt_as_the_run_saw_it(tmp_path):
@@ -75,15 +81,15 @@ def test_a_random_population_is_rebuilt_as_the_run_saw_it(tmp_path):
         facts = made.federation(run.federation_id)
         clients = Clients(num_examples=facts.num_examples, label_histogram=facts.label_histogram.astype(float))
         trace = availability.get("correlated-population", **options).start(clients, run.seed)
-        groups = accounting.client_groups(made, run, "availability")
+        groups = names(accounting.groups_of(made, run, "availability"))
         assert np.array_equal(np.char.startswith(groups, "more"), trace.availability > 0.5)
     with pytest.raises(InvalidInput, match="has no clusters"):
-        accounting.client_groups(made, made.runs(1)[0], "cluster")
+        accounting.groups_of(made, made.runs(1)[0], "cluster")
 
 
 def test_importance_adds_up_as_by_hand(store):
     run = store.runs(1)[0]
-    groups = accounting.client_groups(store, run, "cluster")
+    groups = accounting.groups_of(store, run, "cluster")
     history = accounting.importance_history(store, run, groups)
     assert history.rounds.tolist() == [1, 2, 3, 4]
     assert history.groups == ("cluster 0", "cluster 1")
@@ -96,13 +102,13 @@ def test_importance_adds_up_as_by_hand(store):
     account = accounting.group_accounts(store, run, "cluster")
     assert account.total_variation == pytest.approx(history.total_variation[-1])
     assert account.realized == pytest.approx(dict(zip(history.groups, history.cumulative[-1], strict=True)))
-    assert account.target == importance_by_group(SIZES / 10, groups)
+    assert account.target == importance_by_group(SIZES / 10, names(groups))
     assert account.excluded == {}
 
 
 def test_exclusion_counts_clients_and_whole_groups(store):
     run = store.runs(1)[1]
-    groups = accounting.client_groups(store, run, "cluster")
+    groups = accounting.groups_of(store, run, "cluster")
     found = accounting.excluded_rounds(store, run, groups)
     assert found == {"cluster 0": (pytest.approx(5 / 8), 0.5), "cluster 1": (pytest.approx(1 / 8), 0.0)}
     assert accounting.excluded_rounds(store, run, groups, limit=1)["cluster 0"] == (1.0, 1.0)

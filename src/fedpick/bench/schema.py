@@ -11,7 +11,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -181,7 +181,7 @@ class Registries:
     options: Mapping[str, Callable[[str], list[Option] | None]]
     """section -> (name -> its options); sections without names (local, server, faults, simulator) ignore the name."""
     build_policy: Callable[..., Any] = registry.get
-    build: Mapping[str, Callable[..., Any]] = ()  # type: ignore[assignment]
+    build: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """section -> constructor that checks values: local, server, faults, availability."""
 
     @classmethod

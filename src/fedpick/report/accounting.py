@@ -32,7 +32,6 @@ __all__ = [
     "GroupAccount",
     "Groups",
     "ImportanceHistory",
-    "client_groups",
     "excluded_rounds",
     "find_groups",
     "group_accounts",
@@ -128,19 +127,6 @@ def find_groups(store: Reader, run: Run, most: int = 20) -> tuple[str, Groups] |
     return None
 
 
-def client_groups(store: Reader, run: Run, grouping: str) -> NDArray[np.str_]:
-    """(N,) the name of every client's group; see the module for the groupings."""
-    found = groups_of(store, run, grouping)
-    return np.array(found.names)[found.member]
-
-
-def _coded(groups: Groups | NDArray[np.str_]) -> Groups:
-    if isinstance(groups, Groups):
-        return groups
-    names, member = np.unique(groups, return_inverse=True)
-    return Groups(tuple(str(name) for name in names), member.astype(np.int64))
-
-
 def _trace(store: Reader, run: Run) -> availability.Trace:
     """The availability of the run: a function of its settings, its seed and the sizes and labels of its clients."""
     if run.federation_id is None:
@@ -183,55 +169,51 @@ class ImportanceHistory:
     """(T,) distance between the target and the importance so far over all clients; NaN before the first weight."""
 
 
-def importance_history(
-    store: Reader, run: Run, groups: Groups | NDArray[np.str_], limit: int | None = None
-) -> ImportanceHistory:
+def importance_history(store: Reader, run: Run, groups: Groups, limit: int | None = None) -> ImportanceHistory:
     """Cumulative importance by group and its distance from the target, round by round."""
-    coded = _coded(groups)
     target = target_importance(store, run)
-    sums = np.zeros(len(coded.member))
+    sums = np.zeros(len(groups.member))
     rounds, shares, distances = [], [], []
     for row in store.selections(run.id, limit):
         sums[row.clients] += row.weights
         total = sums.sum()
         rounds.append(row.round + 1)
         if total > 0:
-            shares.append(coded.sums(sums / total))
+            shares.append(groups.sums(sums / total))
             distances.append(total_variation(target, sums / total))
         else:
-            shares.append(np.full(len(coded.names), np.nan))
+            shares.append(np.full(len(groups.names), np.nan))
             distances.append(np.nan)
     return ImportanceHistory(
         rounds=np.array(rounds, np.int64),
-        groups=coded.names,
-        target=coded.sums(target),
-        cumulative=np.array(shares, np.float64).reshape(len(rounds), len(coded.names)),
+        groups=groups.names,
+        target=groups.sums(target),
+        cumulative=np.array(shares, np.float64).reshape(len(rounds), len(groups.names)),
         total_variation=np.array(distances, np.float64),
     )
 
 
 def excluded_rounds(
-    store: Reader, run: Run, groups: Groups | NDArray[np.str_], limit: int | None = None
+    store: Reader, run: Run, groups: Groups, limit: int | None = None
 ) -> dict[str, tuple[float, float]]:
     """group -> (share of its client-rounds excluded, share of rounds in which all of it was excluded).
 
     Empty for a policy that stores no `excluded_mask` (all but ca-fed), or too many clients for it to do so.
     """
-    coded = _coded(groups)
-    sizes = coded.sizes
+    sizes = groups.sizes
     some, whole, count = np.zeros(len(sizes)), np.zeros(len(sizes)), 0
     for _, mask in store.arrays(run.id, EXCLUDED, limit):
-        excluded = coded.sums(mask)
+        excluded = groups.sums(mask)
         some += excluded / sizes
         whole += excluded == sizes
         count += 1
     if count == 0:
         return {}
-    return {name: (float(some[i] / count), float(whole[i] / count)) for i, name in enumerate(coded.names)}
+    return {name: (float(some[i] / count), float(whole[i] / count)) for i, name in enumerate(groups.names)}
 
 
 def left_out_rounds(
-    store: Reader, run: Run, groups: Groups | NDArray[np.str_], limit: int | None = None
+    store: Reader, run: Run, groups: Groups, limit: int | None = None
 ) -> dict[str, tuple[float, float]]:
     """group -> (share of its available client-rounds not chosen, share of rounds in which nobody of it was chosen).
 
@@ -239,19 +221,18 @@ def left_out_rounds(
     that was never there is missing. Read off the selections, so every policy has it; where there is no budget, it is
     how often ca-fed excluded a group while available.
     """
-    coded = _coded(groups)
-    size = len(coded.names)
+    size = len(groups.names)
     present, chosen, met, passed = np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size)
     for row in store.selections(run.id, limit):
-        there = coded.sums(row.available)
-        taken = np.bincount(coded.member[row.clients], minlength=size)
+        there = groups.sums(row.available)
+        taken = np.bincount(groups.member[row.clients], minlength=size)
         present += there
         chosen += taken
         met += there > 0
         passed += (there > 0) & (taken == 0)
     return {
         name: (float(1 - chosen[i] / present[i]), float(passed[i] / met[i]))
-        for i, name in enumerate(coded.names)
+        for i, name in enumerate(groups.names)
         if met[i] > 0
     }
 
