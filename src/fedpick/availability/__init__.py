@@ -124,6 +124,7 @@ def get(name: str, **parameters: Any) -> AvailabilityProcess:
     LogNormal(beta=0.3, redraw=False)
     """
     process_class = load(name)
+    # Every process is a dataclass; the protocol cannot say so.
     known = [item.name for item in fields(process_class) if item.init]  # type: ignore[arg-type]
     unknown = sorted(set(parameters) - set(known))
     if unknown:

@@ -297,6 +297,7 @@ def _checked(
     path: str | Path, offsets: ArrayLike, times: ArrayLike, states: ArrayLike, period: ArrayLike
 ) -> DeviceLogs:
     try:
+        # DeviceLogs turns what is array-like into arrays, and checks it.
         return DeviceLogs(offsets=offsets, times=times, states=states, period=period)  # type: ignore[arg-type]
     except InvalidInput as error:
         raise DataError(f"{path} is not a usable log. {error}") from error

@@ -164,6 +164,7 @@ class Markov(AvailabilityProcess):
     def start(self, clients: Clients, seed: int) -> MarkovTrace:
         """See `AvailabilityProcess.start`."""
         count = len(clients)
+        # __post_init__ has made numbers or arrays of what the fields allow; mypy sees the fields.
         availability = spread(self.availability, count, "Markov.availability", "clients")  # type: ignore[arg-type]
         correlation = spread(self.correlation, count, "Markov.correlation", "clients")  # type: ignore[arg-type]
         return MarkovTrace(count, seed, availability=availability, correlation=correlation)
@@ -268,6 +269,7 @@ class Clustered(AvailabilityProcess):
         availability = np.where(second_half, 0.1, 0.9)
         correlation = np.where(second_half, index / clusters, 0.0)
         if self.availability is not None:
+            # As in Markov.start: checked values, whatever the field allows.
             availability = spread(self.availability, clusters, "Clustered.availability", "clusters")  # type: ignore[arg-type]
         if self.correlation is not None:
             correlation = spread(self.correlation, clusters, "Clustered.correlation", "clusters")  # type: ignore[arg-type]

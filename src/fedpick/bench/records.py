@@ -162,6 +162,7 @@ def pack_checkpoint(arrays: Mapping[str, NDArray[Any]], plain: Mapping[str, Any]
     """Arrays and plain values as one .npz; never pickle."""
     buffer = io.BytesIO()
     text = np.frombuffer(json.dumps(plain).encode(), dtype=np.uint8)
+    # NumPy's stub takes any further keyword for its flag allow_pickle.
     np.savez(buffer, **{f"array/{name}": value for name, value in arrays.items()}, plain=text)  # type: ignore[arg-type]
     return buffer.getvalue()
 

@@ -30,6 +30,7 @@ def first_round() -> dict[str, Any]:
     sim = _jobs.simulator(job, _jobs.federation(job))
     session = _jobs.session(sim)
     sim.train(session.ask(budget=job.cohort))
+    # The time of day: the process that started this one has no other clock in common with it.
     trained = time.time()
     sim.evaluate()
     sim.client_losses()

@@ -153,6 +153,7 @@ def write_work(job: Job, sim: Simulator, rounds: int, folder: Path) -> None:
     arrays |= {"cohorts": cohorts, "weights": weights, "batches": np.array(batches, np.int32)}
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", np.asarray(values))
+    # NumPy's stub takes any keyword for its flag allow_pickle.
     np.savez(folder / "initial.npz", **flat(sim.params))  # type: ignore[arg-type]
     plain = {**asdict(job), "rounds": rounds, "num_clients": len(sim.clients), "shape": list(rows.shape)}
     (folder / "job.json").write_text(json.dumps(plain))

@@ -39,6 +39,7 @@ def train(message: Message, context: Context) -> Message:
     """The steps of one client in one round."""
     stepper, x, y, batches = prepared()
     config = message.content["config"]
+    # Flower's records hold one of many types each; these were written by run_flower.py.
     index, place = int(config["round"]), int(config["place"])  # type: ignore[arg-type]
     arrays: Any = message.content["arrays"]
     params = nested({name: array.numpy() for name, array in arrays.items()})

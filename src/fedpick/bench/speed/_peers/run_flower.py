@@ -50,6 +50,7 @@ def main(folder: str) -> None:
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
     )
     try:
+        # Only to be told now if it is missing: Flower needs it later, in another process.
         import ray  # noqa: F401
         from flwr.app import Array, ArrayRecord, Context
         from flwr.serverapp import Grid, ServerApp
