@@ -127,10 +127,11 @@ def test_ratios_are_taken_turn_by_turn_and_a_missing_peer_is_named(small_j2, mon
 
 def test_the_bound_follows_the_measured_rate_of_the_machine():
     job = _jobs.find("j1")
-    found = sim._bound(job, rate=20.0, rates=[160.0, 173.0])
+    found = sim._bound(job, ours=[16.0, 24.0], rates=[160.0, 173.0])
     assert found["bound_rounds_per_second"] == pytest.approx(39.14, abs=0.01)
     assert found["percent_of_bound"] == pytest.approx(51.1, abs=0.1)
-    assert sim._bound(_jobs.find("j2"), 20.0, [173.0]) == {}
+    assert found["percent_of_bound_by_turn"] == pytest.approx([44.2, 61.3], abs=0.1)
+    assert sim._bound(_jobs.find("j2"), [20.0], [173.0]) == {}
 
 
 def test_bench_sim_refuses_unknown_names():
