@@ -20,7 +20,7 @@ from fedpick.report.charts_collect import AVAILABLE as YES
 from fedpick.report.charts_collect import CHOSEN as IN
 from fedpick.report.charts_collect import EXCLUDED as OUT
 from fedpick.report.charts_collect import SHUT_OUT as OFF
-from fedpick.report.tables_groups import group_table
+from fedpick.report.tables_groups import distance_table, group_table
 from fedpick.theory.ca_fed import importance_by_group
 
 SIZES = np.array([1.0, 2.0, 3.0, 4.0])
@@ -104,6 +104,8 @@ def test_importance_adds_up_as_by_hand(store):
     assert account.realized == pytest.approx(dict(zip(history.groups, history.cumulative[-1], strict=True)))
     assert account.target == importance_by_group(SIZES / 10, names(groups))
     assert account.excluded == {}
+    # The third client never entered the model.
+    assert account.chi_square == np.inf
 
 
 def test_exclusion_counts_clients_and_whole_groups(store):
@@ -185,6 +187,16 @@ def test_the_table_has_a_line_per_policy_and_group(store):
     ]
     assert table.policies == ("uniform", "uniform", "ca-fed", "ca-fed")
     assert group_table(store, results, "cluster", read_material(store).accounts).cells() == table.cells()
-    assert "uniform 0.450; ca-fed 0.450" in table.note
     assert "policy: group,seeds" in tables.to_csv(table)
     assert r"\%" in tables.to_latex(table)
+
+
+def test_the_distance_from_the_target_has_a_line_per_policy(store, monkeypatch):
+    results = analysis.load_results(store, store.experiment())
+    far = distance_table(store, results, "cluster")
+    # 4 * 0.45^2 = 0.81; the third client never entered the model.
+    assert far.cells() == [["uniform", "0.450", "0.810", "N/A"], ["ca-fed", "0.450", "0.810", "N/A"]]
+    monkeypatch.setattr(accounting, "realized_importance", lambda *_: np.array([1.0, 1.0, 1.0, 1.0]))
+    # (0.1 - 0.25)^2 / 0.25 + (0.2 - 0.25)^2 / 0.25 + (0.3 - 0.25)^2 / 0.25 + (0.4 - 0.25)^2 / 0.25 = 0.2.
+    far = distance_table(store, results, "cluster")
+    assert far.cells() == [["uniform", "0.200", "0.160", "0.200"], ["ca-fed", "0.200", "0.160", "0.200"]]

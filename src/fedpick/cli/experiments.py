@@ -288,7 +288,7 @@ def report(
     from fedpick.bench.store import open_store
     from fedpick.cli.options import one_of
     from fedpick.report import analysis, tables
-    from fedpick.report.tables_groups import group_table
+    from fedpick.report.tables_groups import distance_table, group_table
 
     one_of(form, tables.FORMATS, "format")
     opened = open_store(store)
@@ -303,7 +303,7 @@ def report(
     if against is not None:
         shown.append(tables.difference_table(results, against, window))
     if groups is not None:
-        shown.append(group_table(opened, results, groups))
+        shown += [group_table(opened, results, groups), distance_table(opened, results, groups)]
     if form == "terminal":
         for table in shown:
             wide_console().print(tables.to_rich(table))

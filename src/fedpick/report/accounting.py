@@ -24,7 +24,7 @@ from fedpick import availability
 from fedpick.bench.store_read import Reader, Run
 from fedpick.core.errors import FedpickError, InvalidInput
 from fedpick.core.types import Clients
-from fedpick.theory.ca_fed import cumulative_importance, total_variation
+from fedpick.theory.ca_fed import chi_square_divergence, cumulative_importance, total_variation
 
 __all__ = [
     "EXCLUDED",
@@ -251,6 +251,8 @@ class GroupAccount:
     """See `left_out_rounds`."""
     total_variation: float | None
     """Between target and realised importance, over all clients; None where nobody ever entered the model."""
+    chi_square: float | None
+    """Likewise; infinite where some client with data never entered the model."""
 
 
 def group_accounts(store: Reader, run: Run, grouping: str | Groups, limit: int | None = None) -> GroupAccount:
@@ -269,4 +271,5 @@ def group_accounts(store: Reader, run: Run, grouping: str | Groups, limit: int |
         excluded=excluded_rounds(store, run, groups, limit),
         left_out=left_out_rounds(store, run, groups, limit),
         total_variation=None if shares is None else total_variation(target, shares),
+        chi_square=None if shares is None else chi_square_divergence(target, shares),
     )

@@ -15,7 +15,7 @@ from fedpick.report.analysis import Results
 from fedpick.report.charts_base import Material
 from fedpick.report.charts_palette import Style
 from fedpick.report.tables import Column, Table, difference_table, tables_of
-from fedpick.report.tables_groups import group_table
+from fedpick.report.tables_groups import distance_table, group_table
 
 __all__ = [
     "citations_card",
@@ -144,10 +144,14 @@ def groups_card(material: Material, styles: Mapping[str, Style]) -> str:
         return ""
     table = group_table(material.store, material.results, material.grouping, material.accounts)
     card = _table(table, styles)
+    far = _table(distance_table(material.store, material.results, material.grouping, material.accounts), styles)
     if len(table.lines) <= _MOST_LINES:
-        return card
+        return far + card
     # The figures above show the same; whoever wants every number opens it.
-    return f'<details class="card"><summary>{escape(table.title)}: {len(table.lines)} lines</summary>{card}</details>'
+    return (
+        far
+        + f'<details class="card"><summary>{escape(table.title)}: {len(table.lines)} lines</summary>{card}</details>'
+    )
 
 
 def _table(table: Table, styles: Mapping[str, Style]) -> str:
