@@ -207,3 +207,10 @@ def test_the_baseline_is_named_by_label_or_by_policy():
     two = make_results({"one": [make_run([0.1])], "two": [make_run([0.1])]})
     with pytest.raises(InvalidInput, match="by its label"):
         tables.difference_table(two, "uniform")
+
+
+@pytest.mark.parametrize("text", ["t [/b] x", "[red]warm[/red]", "a :warning: b", "[link=x]"])
+def test_titles_labels_headings_and_notes_are_text_never_markup(text):
+    column = tables.Column(text, lambda run: None)
+    drawn = tables.to_text(tables.Table(text, (column,), ((text, (Quantity((1.0,)),)),), text, corner=text))
+    assert drawn.count(text) == 5

@@ -6,7 +6,10 @@ import json
 import sys
 import time
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["JsonLines", "Lines", "LiveBars", "Progress", "RunLine", "make_progress"]
 
@@ -125,19 +128,20 @@ class JsonLines(Progress):
 class LiveBars(Progress):
     """A bar per run: rounds, rounds per second, time left, accuracy now; and one for everything."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
 
+        self.console = console or Console(stderr=True)
         self._bars = Bars(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # labels are text: "[/b]" is no markup in them
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]}", justify="right"),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[accuracy]}", justify="right"),
-            console=Console(stderr=True),
+            console=self.console,
             expand=True,
         )
         self._tasks: dict[int, Any] = {}
@@ -158,7 +162,7 @@ class LiveBars(Progress):
         everything = sum(run.rounds for run in runs)
         if len(runs) > 1:
             self._total = self._bars.add_task(
-                f"[bold]all {len(runs)} runs", total=everything, completed=sum(run.done for run in runs), **_EMPTY
+                f"all {len(runs)} runs", total=everything, completed=sum(run.done for run in runs), **_EMPTY
             )
         for run in runs:
             shown = len(runs) <= _SHOW_ALL_UP_TO
@@ -191,7 +195,7 @@ class LiveBars(Progress):
 
     def note(self, text: str) -> None:
         """See `Progress`."""
-        self._bars.console.print(text, highlight=False, markup=False)
+        self.console.print(text, highlight=False, markup=False, emoji=False)
 
 
 _EMPTY: dict[str, Any] = {"speed": "", "accuracy": ""}

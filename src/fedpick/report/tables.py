@@ -308,10 +308,16 @@ def to_rich(table: Table) -> Any:
     from rich.text import Text
 
     winners = table.best()
-    drawn = RichTable(title=table.title, caption=table.note or None, title_justify="left", caption_justify="left")
-    drawn.add_column(table.corner, no_wrap=True)
+    # As Text: Rich would read a plain string as markup, and a title such as "[5, 10]" or "[/b]" is not.
+    drawn = RichTable(
+        title=Text(table.title, style="table.title"),
+        caption=Text(table.note, style="table.caption") if table.note else None,
+        title_justify="left",
+        caption_justify="left",
+    )
+    drawn.add_column(Text(table.corner), no_wrap=True)
     for column in table.columns:
-        drawn.add_column(column.heading, justify="right")
+        drawn.add_column(Text(column.heading), justify="right")
     for label, *values in table.cells():
         cells = [Text(v, style="bold" if winners[i] == label else "") for i, v in enumerate(values)]
         drawn.add_row(Text(label), *cells)

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from fedpick.bench.progress import Lines, LiveBars, RunLine
+
+NAMES = ["a [/b] c", "[red]warm[/red]", "a :warning: b"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_in_bars_are_text_never_markup(name):
+    pytest.importorskip("rich")
+    from rich.console import Console
+
+    shown = LiveBars(Console(file=io.StringIO(), width=200, force_terminal=False))
+    with shown:
+        shown.start([RunLine(1, name, 0, 4, 0), RunLine(2, "other", 0, 4, 0)])
+        shown.update(1, 2, 0.5)
+        shown.finish(1, "failed", f"why {name}")
+    text = shown.console.file.getvalue()
+    assert f"{name}, seed 0: why {name}" in text
+    assert text.count(name) >= 3
+    assert "all 2 runs" in text and "failed" in text and "[red]failed" not in text
+
+
+def test_lines_say_names_as_they_are():
+    stream = io.StringIO()
+    lines = Lines(stream)
+    lines.start([RunLine(1, NAMES[0], 0, 4, 0)])
+    lines.finish(1, "done")
+    assert f"{NAMES[0]}, seed 0: done" in stream.getvalue()
