@@ -127,6 +127,15 @@ def test_json_lines(fedpick):
     assert events[-1]["tables"]["small: accuracy"]["md"]["final accuracy %"]["mean"] > 0
 
 
+def test_json_lines_without_a_test_accuracy(fedpick):
+    flags = ["--dataset", "quadratic", "--policies", "uniform", "--rounds", "2", "--json", "--no-report", "-p", "1"]
+    code, out, err = fedpick("compare", *flags)
+    assert code == 0, err
+    assert "NaN" not in out
+    events = [json.loads(line) for line in out.splitlines()]
+    assert [event["accuracy"] for event in events if event["event"] == "progress"][-1] is None
+
+
 def test_quiet_says_only_the_results(fedpick):
     code, out, err = fedpick("run", "spec.toml", "--quiet", "--no-report", "-p", "1")
     assert code == 0

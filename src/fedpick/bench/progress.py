@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import math
 import sys
 import time
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
+
+from fedpick.bench.records import to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,7 +95,7 @@ class Lines(Progress):
 
 
 class JsonLines(Progress):
-    """One JSON object per line on standard output, at most one per second and run."""
+    """One JSON object per line on standard output, at most one per second and run; a number that is none is null."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self.stream = stream or sys.stdout
@@ -101,7 +103,7 @@ class JsonLines(Progress):
         self._said: dict[int, float] = {}
 
     def _say(self, event: str, **values: Any) -> None:
-        print(json.dumps({"event": event, **values}), file=self.stream, flush=True)
+        print(to_json({"event": event, **values}, sort_keys=False), file=self.stream, flush=True)
 
     def start(self, runs: list[RunLine]) -> None:
         """See `Progress`."""
@@ -202,7 +204,7 @@ _EMPTY: dict[str, Any] = {"speed": "", "accuracy": ""}
 
 
 def _percent(accuracy: float | None) -> str:
-    return "" if accuracy is None else f", accuracy {100 * accuracy:.1f} %"
+    return "" if accuracy is None or not math.isfinite(accuracy) else f", accuracy {100 * accuracy:.1f} %"
 
 
 def make_progress(*, quiet: bool = False, as_json: bool = False) -> Progress:

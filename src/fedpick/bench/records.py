@@ -134,9 +134,9 @@ def split_diagnostics(diagnostics: Mapping[str, Any]) -> tuple[str, dict[str, ND
     return json.dumps(plain, sort_keys=True), found
 
 
-def to_json(value: Any) -> str:
+def to_json(value: Any, *, sort_keys: bool = True, indent: int | None = None) -> str:
     """Any nest of plain values and NumPy numbers as strict JSON; what JSON has no word for becomes null or text."""
-    return json.dumps(_plain(value), sort_keys=True, allow_nan=False)
+    return json.dumps(_plain(value), sort_keys=sort_keys, indent=indent, allow_nan=False)
 
 
 def utc_now() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -193,6 +192,7 @@ def _execute(
 
 
 def _print_json(store: Store, outcome: Report, seconds: float) -> None:
+    from fedpick.bench.records import to_json
     from fedpick.report import analysis, tables
 
     results = analysis.load_results(store, outcome.experiment)
@@ -215,7 +215,7 @@ def _print_json(store: Store, outcome: Report, seconds: float) -> None:
         "seconds": round(seconds, 3),
         "tables": measured,
     }
-    typer.echo(json.dumps(end))
+    typer.echo(to_json(end, sort_keys=False))
 
 
 def wide_console() -> Console:

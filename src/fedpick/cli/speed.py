@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,8 +50,10 @@ def _printing(function: Any) -> Any:
                 continue  # in the table that the benchmark itself prints
             typer.echo(f"{name.replace('_', ' ')}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}")
         if json_file is not None:
+            from fedpick.bench.records import to_json
+
             json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_text(json.dumps(results, indent=1) + "\n")
+            json_file.write_text(to_json(results, sort_keys=False, indent=1) + "\n")
 
     option = Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")]
     own = inspect.signature(function, eval_str=True)
