@@ -209,3 +209,24 @@ def test_validation_is_measured_on_the_hold_out():
                       run={"validation_every": 2})  # fmt: skip
     with pytest.raises(InvalidInput, match="needs validation data"):
         refuse_early([bare.settings_of(bare.policies[0], 0)])
+
+
+def test_infinite_and_unknown_numbers_run_resume_and_are_shown(tmp_path):
+    from fedpick.report import write_report
+
+    content = small_spec(("uniform",), run={"rounds": 2}).to_dict()
+    content["faults"] = {"deadline": float("inf"), "dropout": 0.1}
+    content["policies"] = [
+        {"name": "ca-fed", "kappa2": float("inf")},
+        {"name": "ca-fed", "label": "fitted", "minimum_loss": [1.0, float("nan")]},
+    ]
+    store = Store(tmp_path / "a.sqlite")
+    assert run(parse_spec(content), store, processes=1).complete
+    content["run"]["rounds"] = 3
+    report = run(parse_spec(content), store, processes=1)
+    assert report.complete, report.failures
+    first = store.runs(report.experiment.id)[0]
+    assert first.parameters["kappa2"] == float("inf")
+    assert first.rounds_done == 3
+    pytest.importorskip("plotly")
+    assert "kappa2 = inf" in write_report(store, tmp_path / "r.html").read_text()

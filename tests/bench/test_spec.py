@@ -125,6 +125,9 @@ def test_a_good_spec_is_read_with_its_defaults(tmp_path):
         ('label = "MD"', "labl = 3", 21, "has no key 'labl'"),
         ("local = { lr = 0.2 }", "local = { lrr = 0.2 }", 22, "Did you mean 'lr'?"),
         ("[run]", "[rum]", 12, "Did you mean 'run'?"),
+        ("num_clients = 10", "num_clients = 10\nholdout = nan", 7, "'holdout' must be finite. Got nan."),
+        ("initial = 0.1", "initial = inf", 10, "'initial' must be finite"),
+        ("local = { lr = 0.2 }", "local = { lr = -inf }", 22, "'lr' must be finite"),
     ],
 )
 def test_every_mistake_is_refused_with_its_line(tmp_path, old, new, line, says):
@@ -156,6 +159,24 @@ def test_the_hash_ignores_how_things_are_written_but_nothing_that_matters(tmp_pa
     assert read(tmp_path, spelled).hash == spec.hash
     assert read(tmp_path, GOOD.replace("steps = 5", "steps = 6")).hash != spec.hash
     assert spec.override(rounds=21).hash != spec.hash
+
+
+def test_numbers_that_are_not_finite_have_a_place_in_the_identity(tmp_path):
+    def with_kappa(value):
+        return read(tmp_path, GOOD + f'[[policies]]\nname = "ca-fed"\nkappa2 = {value}\n')
+
+    infinite, large = with_kappa("inf"), with_kappa("1e9")
+    assert infinite.policies[2].parameters["kappa2"] == float("inf")
+    assert infinite.hash == with_kappa("+inf").hash != large.hash
+    assert infinite.run_key(infinite.policies[2], 0) != large.run_key(large.policies[2], 0)
+    unknown = read(tmp_path, GOOD + '[[policies]]\nname = "ca-fed"\nminimum_loss = [1.0, nan]\n')
+    assert unknown.hash == read(tmp_path, GOOD + '[[policies]]\nname = "ca-fed"\nminimum_loss = [1, nan]\n').hash
+
+
+def test_the_keys_of_runs_made_before_stay_the_same(tmp_path):
+    spec = read(tmp_path, GOOD)
+    assert spec.hash == "196f1daf85d4c16308618a13e10eff15e894c24a71f99796567ca699ce05a56f"
+    assert spec.run_key(spec.policies[1], 1) == "bff42c8ac836d7e1d3a0b73fff72212765f75d0a11c5d36cdaab68e85764b076"
 
 
 def test_a_run_is_identified_by_what_decides_its_rows(tmp_path):

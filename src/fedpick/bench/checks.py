@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedpick.bench.schema import Option, Problem, Registries, check_options, first_error, nearest
+from fedpick.bench.values import finite_problems
 
 __all__ = ["POLICY_KEYS", "content_problems", "run_problems", "section_problems"]
 
@@ -25,6 +26,8 @@ _RUN_KEYS = [
     Option("targets", list[float]),
     Option("loss_targets", list[float]),
 ]
+# Elsewhere some numbers may be infinite or unknown, and what they are given to says which: kappa2, deadline.
+_FINITE = ("data", "partition", "task", "local", "server", "simulator")
 # Keys that are not handed to the thing itself.
 _OWN_SEED = Option("seed", int)
 _HISTORY = Option("history", int)
@@ -99,6 +102,8 @@ def _named_problems(
     options = known.options[section](name)
     problems = check_options(f"[{section}] {name}", {k: table[k] for k in table if k in skipped}, own, path)
     problems += check_options(f"[{section}] {name}", given, options, path)
+    if section in _FINITE:
+        problems += finite_problems(f"[{section}] {name}", given, path)
     if not problems and section in known.build and (error := first_error(known.build[section], name, **given)):
         problems.append(Problem(path, f"[{section}] {name}: {error}"))
     return problems
@@ -114,6 +119,8 @@ def _history_problems(table: Mapping[str, Any]) -> list[Problem]:
 
 def _settings_problems(section: str, table: Mapping[str, Any], known: Registries, path: Path) -> list[Problem]:
     problems = check_options(f"[{section}]", table, known.options[section](""), path)
+    if section in _FINITE:
+        problems += finite_problems(f"[{section}]", table, path)
     if not problems and section in known.build and (error := first_error(known.build[section], **table)):
         problems.append(Problem(path, f"[{section}]: {error}"))
     return problems

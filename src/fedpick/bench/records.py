@@ -134,9 +134,12 @@ def split_diagnostics(diagnostics: Mapping[str, Any]) -> tuple[str, dict[str, ND
     return json.dumps(plain, sort_keys=True), found
 
 
-def to_json(value: Any, *, sort_keys: bool = True, indent: int | None = None) -> str:
-    """Any nest of plain values and NumPy numbers as strict JSON; what JSON has no word for becomes null or text."""
-    return json.dumps(_plain(value), sort_keys=sort_keys, indent=indent, allow_nan=False)
+def to_json(value: Any, *, sort_keys: bool = True, indent: int | None = None, finite: bool = True) -> str:
+    """Any nest of plain values and NumPy numbers as strict JSON; what JSON has no word for becomes null or text.
+
+    `finite=False` keeps numbers that are not finite, as the words that Python's reader knows: Infinity, NaN.
+    """
+    return json.dumps(_plain(value, finite), sort_keys=sort_keys, indent=indent, allow_nan=not finite)
 
 
 def utc_now() -> str:
@@ -144,17 +147,17 @@ def utc_now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, finite: bool = True) -> Any:
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.item()
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) or not finite else None
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item, finite) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in value]
+        return [_plain(item, finite) for item in value]
     return str(value)
 
 

@@ -51,6 +51,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -214,7 +215,13 @@ class Spec:
 
 
 def canonical_json(value: Any) -> str:
-    """One text for equal values: sorted keys, no spaces, whole floats as integers, so that 1 and 1.0 are the same."""
+    """One text for equal values: sorted keys, no spaces, whole floats as integers, so that 1 and 1.0 are the same.
+
+    JSON has no word for numbers that are not finite: they become text.
+
+    >>> canonical_json({"b": 1.0, "a": [float("inf"), float("nan")]})
+    '{"a":["float:inf","float:nan"],"b":1}'
+    """
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -223,8 +230,10 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return f"float:{value}"
+        return int(value) if value.is_integer() else value
     return value
 
 

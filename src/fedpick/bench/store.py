@@ -35,7 +35,8 @@ Schema, version 1. Public: scripts may read it with any SQL tool. Rounds count f
     validation data, weighted by importance
 `checkpoints`      where a run goes on: run_id, rounds_done, content (.npz of model and policy state)
 
-Arrays without another note are raw little-endian bytes: `numpy.frombuffer(value, "<f8")`. A number NaN is NULL.
+Arrays without another note are raw little-endian bytes: `numpy.frombuffer(value, "<f8")`. A number NaN is NULL. In
+`spec`, `settings` and `parameters`, infinity (`kappa2 = inf`) is the word Infinity, and NaN NaN, as in JSON5.
 
 One round is one transaction: its rows, the run's progress and (mostly) the checkpoint. Where checkpoints are large they
 are written less often; rows beyond the last checkpoint are then dropped on resuming and come out the same again.

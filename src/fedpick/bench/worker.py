@@ -96,7 +96,7 @@ def _describe(store: Store, run_id: int, simulation: Simulation, manifest: Mappi
     store.update_run(
         run_id,
         federation_id=store.put_federation(row.pop("key"), **row),
-        parameters=to_json(parameters(simulation.policy)),
+        parameters=to_json(parameters(simulation.policy), finite=False),
         reference=type(simulation.policy).reference,
         model_bytes=simulation.model_bytes,
         manifest=to_json(manifest or manifest_of(simulation)),
