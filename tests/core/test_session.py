@@ -106,6 +106,13 @@ def test_reports_are_guarded_before_the_policy_sees_them():
     assert told == {"rejected_reports": 2}  # a negative duration and an infinite loss; a negative loss is fine
 
 
+def test_without_a_limit_infinity_is_still_no_answer():
+    session = Session(fedpick.policies.get("pow-d", num_candidates="all"), CLIENTS, report_limit=np.inf)
+    answers = np.arange(len(CLIENTS), dtype=float)
+    answers[0] = np.inf
+    assert 0 not in session.ask(budget=2, measure=lambda probe: answers[probe.clients]).clients
+
+
 def test_the_report_limit_is_the_callers():
     session = Session(Recorder(), CLIENTS, report_limit=10)
     selection = session.ask(budget=1, measure=lambda probe: np.array([1, 5, 11, 2, 3, 4.0]))
@@ -201,6 +208,37 @@ def test_saving_again_leaves_only_what_is_needed(tmp_path):
         session.tell(done(session, session.ask(budget=2)))
         session.save(tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_saving_removes_its_own_leftovers_and_nothing_else(tmp_path):
+    """The directory is the user's: other files of arrays may live there, a simulator's model.npz for one."""
+    foreign = [
+        *("model.npz", "download.partial", "model.npz.77.partial", "state.npz", "state-best.npz", "state-00000001.npz"),
+        *("clients-of-mine.npz", "clients-0123456789abcdef.npz.bak", "state-00000001-0123456789abcdef.npz.partial"),
+        *("session.json.old.partial", "my-clients-0123456789abcdef.npz", "state-00000001-0123456789ABCDEF.npz"),
+    ]
+    leftovers = [
+        *("state-00000007-0123456789abcdef.npz", "state-123456789-0123456789abcdef.npz", "clients-fedcba9876543210.npz"),
+        *("state-00000007-0123456789abcdef.npz.4711.partial", "clients-fedcba9876543210.npz.1.partial"),
+        "session.json.4711.partial",
+    ]
+    for name in [*foreign, *leftovers]:
+        (tmp_path / name).write_text("content")
+    (tmp_path / "clients-0000000000000000.npz").mkdir()  # no file of ours
+    Session(fedpick.policies.get("uniform"), CLIENTS).save(tmp_path)
+    found = {file.name for file in tmp_path.iterdir()}
+    assert found.isdisjoint(leftovers)
+    assert found >= {*foreign, "clients-0000000000000000.npz"}
+    assert len(found) == len(foreign) + 1 + 3  # the manifest, the state and the table
+    assert all((tmp_path / name).read_text() == "content" for name in foreign)
+
+
+def test_a_foreign_file_in_the_manifests_place_is_not_overwritten(tmp_path):
+    (tmp_path / "session.json").write_text('{"mine": 1}')
+    with pytest.raises(StateFileError, match="not a fedpick session.*another directory"):
+        Session(fedpick.policies.get("uniform"), CLIENTS).save(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["session.json"]
+    assert (tmp_path / "session.json").read_text() == '{"mine": 1}'
 
 
 def damaged(path, kind):

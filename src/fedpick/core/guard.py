@@ -23,7 +23,7 @@ REPORT_LIMIT = 1e9
 def clean_answers(values: NDArray[np.float64], limit: float, negative: bool = True) -> tuple[NDArray[np.float64], int]:
     """The answers with unusable rows as NaN, and how many answers were rejected (silence is not a rejection)."""
     lowest = -limit if negative else 0.0
-    usable = np.asarray((values >= lowest) & (values <= limit), dtype=bool)
+    usable = np.asarray((values >= lowest) & (values <= limit) & np.isfinite(values), dtype=bool)
     if values.ndim == 2:
         # One bad entry makes the whole vector worthless.
         rows = np.asarray(usable.all(axis=1))
