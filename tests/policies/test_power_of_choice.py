@@ -364,6 +364,24 @@ def test_rpow_d_one_missing_report_keeps_the_latest_usable_one():
     assert told(session, losses).tolist() == [3, 2]
 
 
+def test_rpow_d_a_failure_does_not_make_it_forget_the_latest_report():
+    session = Session(policies.get("rpow-d", num_candidates="all"), table(np.ones(4)))
+    losses = np.array([1.0, 2.0, 3.0, 4.0])
+    for _ in range(2):
+        told(session, losses)
+    assert 3 in told(session, losses, dead=(3,))
+    # It counts as the mean, 2, until it completes again; then as the 4 that it reported before.
+    for _ in range(200):
+        if 3 in told(session, losses, silent=(3,)):
+            break
+    assert told(session, losses).tolist() == [3, 2]
+
+
+def test_numpy_integers_are_whole_numbers():
+    assert policies.get("pow-d", num_candidates=np.int64(5)).num_candidates == 5
+    assert policies.get("fedgs", max_prototypes=np.int64(5)).max_prototypes == 5
+
+
 def test_rpow_d_newcomers_are_tried_once_each():
     session = Session(policies.get("rpow-d", num_candidates="all"), table(np.ones(6)))
     losses = np.arange(10.0, 0.0, -1.0)

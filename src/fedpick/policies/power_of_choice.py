@@ -31,6 +31,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, ClassVar, Literal, final
 
 import numpy as np
@@ -65,7 +66,7 @@ class CandidateState:
 
 
 def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def _check_common(policy: Any) -> None:
@@ -316,6 +317,7 @@ _UNTRIED = 0
 _KNOWN = 1
 _SILENT = 2
 _UNUSABLE = 3
+_SILENT_KNOWN = 4
 
 
 @dataclass(frozen=True)
@@ -325,7 +327,8 @@ class RememberedLosses:
     loss: NDArray[np.float64] = per_client()
     """(N,) mean training loss of the latest usable report; 0 where there was none."""
     report: NDArray[np.int8] = per_client()
-    """(N,) 0: never tried; 1: `loss` holds; 2: did not complete its latest attempt; 3: completed, no usable report."""
+    """(N,) 0: never tried; 1: `loss` holds; 2: never reported, did not complete its latest attempt; 3: never reported,
+    did complete; 4: `loss` holds what it reported before, did not complete its latest attempt."""
     running: NDArray[np.float64] = derived()
     """(N,) cumulative importance."""
 
@@ -375,9 +378,10 @@ class RememberingPowerOfChoice(Policy[RememberedLosses]):
         loss, report = state.loss.copy(), state.report.copy()
         tried, usable = outcome.clients, outcome.completed & ~np.isnan(outcome.train_loss)
         loss[tried[usable]] = outcome.train_loss[usable]
-        # Who completed without a usable report keeps the latest one that was.
-        without = np.where(state.report[tried] == _KNOWN, _KNOWN, _UNUSABLE)
-        report[tried] = np.where(usable, _KNOWN, np.where(outcome.completed, without, _SILENT))
+        # Who completed without a usable report keeps the latest one that was, also across failures.
+        reported = np.isin(state.report[tried], (_KNOWN, _SILENT_KNOWN))
+        completed = np.where(usable | reported, _KNOWN, _UNUSABLE)
+        report[tried] = np.where(outcome.completed, completed, np.where(reported, _SILENT_KNOWN, _SILENT))
         return replace(state, loss=loss, report=report)
 
 
@@ -385,7 +389,7 @@ def _ranking_values(state: RememberedLosses, candidates: NDArray[np.int64]) -> N
     """What the candidates' losses count as: infinite, as reported, the mean of the known, or NaN (last)."""
     known = state.report == _KNOWN
     mean = float(state.loss[known].mean()) if known.any() else 0.0
-    of_kind = {_UNTRIED: np.inf, _SILENT: mean, _UNUSABLE: np.nan}
+    of_kind = {_UNTRIED: np.inf, _SILENT: mean, _SILENT_KNOWN: mean, _UNUSABLE: np.nan}
     values = state.loss[candidates]
     for kind, value in of_kind.items():
         values[state.report[candidates] == kind] = value
