@@ -314,6 +314,16 @@ def test_similarities_may_be_given_without_features():
     session = Session(fedpick.policies.get("fedgs", similarity="products"), Clients(**options, features=products))
     for one, two in zip(play(open_session, 10, 3), play(session, 10, 3), strict=True):
         assert one.diagnostics["objective"] == pytest.approx(two.diagnostics["objective"])
+    # The authors' graph is of cosines, for which the squared lengths are on the diagonal.
+    code = {"graph": "code", "similarity": "products"}
+    one, two = (
+        Session(fedpick.policies.get("fedgs", **asked), Clients(**options, features=given)).state.distance
+        for asked, given in ((code, products), ({**code, "similarity": "features"}, features))
+    )
+    np.testing.assert_allclose(one, two, atol=1e-9)
+    np.fill_diagonal(products, 0.0)
+    with pytest.raises(InvalidInput, match=r"product with itself .* Got 0 for client 0"):
+        Session(fedpick.policies.get("fedgs", **code), Clients(**options, features=products))
     with pytest.raises(InvalidInput, match=r"shape \(9, 9\). Got \(9, 4\)"):
         Session(fedpick.policies.get("fedgs", similarity="products"), Clients(**options, features=features))
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import shortest_path
 
+from fedpick.core.errors import InvalidInput
 from fedpick.policies._prototypes import merge
 
 __all__ = ["Graph", "GraphRule", "build_graph", "edge_weights", "graph_of_similarities", "scaled", "similarities"]
@@ -89,6 +90,17 @@ def build_graph(features: FloatArray, rule: GraphRule, max_prototypes: int) -> G
 def graph_of_similarities(values: FloatArray, rule: GraphRule) -> Graph:
     """The graph of N clients whose (N, N) similarities are known, such as from a protocol that hides the features."""
     symmetric = (values + values.T) / 2
+    if rule.uses_directions:
+        # A product with oneself is the squared length: what makes products into cosines.
+        lengths = np.sqrt(np.maximum(np.diagonal(symmetric), 0.0))
+        unknown = np.flatnonzero((lengths == 0) & (symmetric != 0).any(axis=1))
+        if len(unknown):
+            raise InvalidInput(
+                "Cosines need every client's product with itself on the diagonal of the similarities. "
+                f"Got 0 for client {unknown[0]}: give it, or use graph='paper'."
+            )
+        scale = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+        symmetric = np.clip(symmetric * np.outer(scale, scale), -1.0, 1.0)
     count = len(symmetric)
     return Graph(np.arange(count), _distances(symmetric, np.ones(count, dtype=np.int64), rule))
 

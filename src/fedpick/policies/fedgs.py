@@ -36,7 +36,7 @@ from typing import ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.errors import InvalidInput, require
+from fedpick.core.errors import InvalidInput, require, require_whole
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.state import derived, per_client
 from fedpick.core.types import Clients, Measurement, Probe, RoundContext, Selection
@@ -120,8 +120,8 @@ class FedGS(Policy[FedGSState]):
         require(self.similarity in _NEEDS, self, "similarity", f"one of {', '.join(map(repr, _NEEDS))}")
         require(self.objective in ("mean-distance", "paper"), self, "objective", "'mean-distance' or 'paper'")
         require(self.graph in ("paper", "code"), self, "graph", "'paper' or 'code'")
-        whole = isinstance(self.max_prototypes, int) and not isinstance(self.max_prototypes, bool)
-        require(whole and self.max_prototypes >= 1, self, "max_prototypes", "a whole number of at least 1")
+        require(self.max_prototypes is not None, self, "max_prototypes", "a whole number of at least 1")
+        require_whole(self, "max_prototypes", 1)
         if self.graph == "code" and (self.epsilon, self.sigma2) != (0.1, 0.01):
             raise InvalidInput(
                 "graph='code' has its own constants (0.01 and 0.1) and reads neither epsilon nor sigma2. "
