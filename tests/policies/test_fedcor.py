@@ -71,6 +71,66 @@ def test_variants_set_what_was_left_open():
     assert fedpick.policies.get("fedgp").history == 1
 
 
+def test_a_variant_cannot_be_replaced_alone():
+    paper = fedpick.policies.get("fedcor")
+    with pytest.raises(InvalidInput, match="every option of variant='paper'"):
+        replace(paper, variant="code-2023")
+    assert replace(paper, beta=0.5).variant == "paper"
+
+
+class Fits:
+    """What every call of the Gaussian's fit was asked for."""
+
+    def __init__(self, monkeypatch):
+        self.calls = []
+        real = gaussian.fit
+
+        def spy(start, samples, weights, **options):
+            self.calls.append({"start": start.copy(), "samples": samples.copy(), "weights": weights, **options})
+            return real(start, samples, weights, **{**options, "iterations": 2})
+
+        monkeypatch.setattr(gaussian, "fit", spy)
+
+    def of(self, key):
+        return [call[key] for call in self.calls]
+
+
+def test_the_paper_learns_in_every_round_of_the_warm_up_from_discounted_samples(monkeypatch):
+    fits, world = Fits(monkeypatch), World()
+    options = {"warmup": 4, "interval": 3, "theta": 0.5, "history": 1, "iterations": 7, "warmup_iterations": 11}
+    world.play(start(world, dimension=4, learning_rate=0.02, **options), 11)
+    # Rounds 1 to 4 end a round of the warm-up; 7 and 10 are updates, each with one earlier sample.
+    assert fits.of("iterations") == [11, 11, 11, 11, 7, 7]
+    assert fits.of("learning_rate") == [0.02] * 6
+    assert fits.of("mean") == [None] * 6
+    ages = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 3], [0, 3]]
+    for weights, age in zip(fits.of("weights"), ages, strict=True):
+        np.testing.assert_allclose(weights, 0.5 ** np.array(age))
+
+
+def test_the_code_of_2023_learns_once_after_the_warm_up_around_the_mean_of_the_samples(monkeypatch):
+    fits, world = Fits(monkeypatch), World()
+    options = {"warmup": 4, "sample_from": 0, "interval": 3, "theta": 0.5, "warmup_iterations": 11}
+    world.play(start(world, variant="code-2023", dimension=4, **options), 6)
+    assert fits.of("iterations")[:1] == [11]
+    (first, *_) = fits.calls
+    np.testing.assert_allclose(first["weights"], 0.5 ** np.arange(4.0))
+    mean = (first["weights"][:, None] * first["samples"]).sum(axis=0) / first["weights"].sum()
+    np.testing.assert_allclose(first["mean"], mean)
+    rounds_with_a_fit = len(fits.calls)
+    each = World()
+    world.play(start(each, variant="code-2023", dimension=4, warmup_training="each", **options), 6)
+    assert len(fits.calls) - rounds_with_a_fit == rounds_with_a_fit + 3
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+def test_embeddings_start_with_the_length_asked_for(monkeypatch, scale):
+    fits, world = Fits(monkeypatch), World(per_group=100)
+    world.play(start(world, dimension=20, warmup=2, initial_scale=scale), 2)
+    lengths = np.linalg.norm(fits.of("start")[0], axis=0)
+    assert np.sqrt(np.mean(lengths**2)) == pytest.approx(scale, rel=0.1)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -220,3 +220,11 @@ def test_clients_without_answers_keep_their_embedding():
 def test_the_discounted_mean_leaves_out_silence():
     samples = np.array([[1.0, np.nan, np.nan], [3.0, 2.0, np.nan]])
     np.testing.assert_allclose(gaussian.discounted_mean(samples, np.array([1.0, 0.5])), [2.5 / 1.5, 2.0, 0.0])
+
+
+def test_next_to_no_noise_is_no_reason_to_fail():
+    rng = np.random.default_rng(0)
+    start, samples = rng.normal(size=(15, 8)), rng.normal(size=(3, 8))
+    samples[0, 2:] = np.nan
+    learned = gaussian.fit(start, samples, np.ones(3), noise=1e-8, iterations=20, learning_rate=0.01)
+    assert np.isfinite(learned.embedding).all() and np.isfinite(learned.after)

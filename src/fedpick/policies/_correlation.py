@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.errors import require
+from fedpick.core.errors import InvalidInput, require
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.sampling import sample_uniform, top_k
 from fedpick.core.state import per_client
@@ -90,6 +90,7 @@ class Correlation(Policy[CorrelationState]):
             "anneal_warmup": (True, False),
         }
         require(self.variant in choices["variant"], self, "variant", _one_of(choices["variant"]))
+        self._refuse_another_preset()
         for name, value in self.presets[self.variant].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -103,6 +104,16 @@ class Correlation(Policy[CorrelationState]):
             require(0 < getattr(self, name) <= 1, self, name, "in (0, 1]")
         for name in ("noise", "learning_rate", "initial_scale"):
             require(0 < getattr(self, name) < np.inf, self, name, "larger than 0")
+
+    def _refuse_another_preset(self) -> None:
+        """`dataclasses.replace` of the variant alone would keep every option of the old one, under the new name."""
+        given = {name: getattr(self, name) for name in self.presets[self.variant]}
+        for variant, preset in self.presets.items():
+            if variant != self.variant and given == preset != self.presets[self.variant]:
+                raise InvalidInput(
+                    f"variant={self.variant!r} with every option of variant={variant!r}: dataclasses.replace keeps the "
+                    f"options that a policy has. Build a new one: policies.get(..., variant={self.variant!r})."
+                )
 
     @property
     def needs(self) -> frozenset[Signal]:

@@ -347,7 +347,10 @@ def _accumulate(moments: _Moments, x: Floats, evidence: _Evidence, part: slice) 
 
 def _slopes(moments: _Moments, evidence: _Evidence) -> tuple[float, _Slopes]:
     """The log-likelihood, and the small matrices of its gradient."""
-    rank, variance = len(moments.projections), evidence.noise**2
+    rank = len(moments.projections)
+    # With next to no noise and few answers the sum is singular to rounding; no noise is less than what that can tell.
+    least = _JITTER * float(np.trace(moments.outer, axis1=1, axis2=2).max(initial=0.0)) / rank
+    variance = max(evidence.noise**2, least)
     factor = np.linalg.cholesky(moments.outer + variance * np.eye(rank))
     inverse_factor = np.linalg.inv(factor)
     inverse = inverse_factor.transpose(0, 2, 1) @ inverse_factor  # (G, d, d) A^-1
