@@ -274,3 +274,29 @@ def test_the_phone_trace_keeps_its_statistics_when_resampled():
         replay(PHONES, 300)
     evaluation = replay(PHONES, 300, series="battery50_3state", least_state=1)
     assert evaluation.availability.mean() > 2 * few.availability.mean()
+
+
+def test_a_fedscale_session_of_no_length_is_none(tmp_path):
+    path = tmp_path / "client_behave_trace"
+    path.write_bytes(pickle.dumps({0: {"active": [10, 50], "inactive": [10, 60], "finish_time": 100}}))
+    trace = replay(path, 1, round_seconds=1)
+    assert [t for t in range(100) if trace.mask(t)[0]] == list(range(50, 60))
+    assert trace.availability[0] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("round_hours", "offset_hours"), [(24, 0), (24, 12), (8, 1), (7, 0), (1, 0.5), (9.3, 0), (5, 2)]
+)
+def test_the_stated_truth_is_that_of_the_rounds(tmp_path, round_hours, offset_hours):
+    """A device that is on for the first eight hours of the day: what rounds see of it depends on when they look."""
+    path = tmp_path / "nights.csv"
+    rows = [f"a,{day * 86400 + hour * 3600},{state}" for day in range(7) for hour, state in ((0, 2), (8, 0))]
+    path.write_text("client,time,state\n" + "\n".join([*rows, "a,604800,0"]) + "\n")
+    seconds = {"round_seconds": round_hours * 3600, "offset_seconds": offset_hours * 3600}
+    trace = replay(path, 3, **seconds)
+    seen = np.array([trace.mask(t) for t in range(5041)]).astype(float)
+    np.testing.assert_allclose(trace.availability, seen[:-1].mean(axis=0), atol=2e-3)
+    for client in range(3):
+        moving = seen[:, client].std() > 0
+        measured = np.corrcoef(seen[:-1, client], seen[1:, client])[0, 1] if moving else 0.0
+        assert trace.correlation[client] == pytest.approx(measured, abs=5e-3)

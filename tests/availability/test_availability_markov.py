@@ -147,3 +147,9 @@ def test_estimation_errors_shrink_as_in_figure_4a():
     assert (curve.correlation > curve.availability).all()
     # Errors of averages fall like one over the root of the number of observations: a factor of about 3.2 per decade.
     assert curve.correlation[:, 1].mean() / curve.correlation[:, 2].mean() > 2
+
+
+def test_who_never_changes_has_no_correlation():
+    trace = availability.get("markov", availability=1.0, correlation=0.9).start(Clients(num_examples=np.ones(3)), 0)
+    assert trace.mask(5).all()
+    np.testing.assert_array_equal(trace.correlation, 0.0)

@@ -255,11 +255,19 @@ def read_fedscale(path: str | Path) -> DeviceLogs:
         active, inactive, finish = _fedscale_record(f"{path}: client {name!r}", record)
         if inactive and (not active or min(inactive) < min(active)):
             active = [0, *active]
+        active, inactive = _without_empty_sessions(sorted(active), sorted(inactive))
         device += [index] * (len(active) + len(inactive))
         times += active + inactive
         states += [_AVAILABLE] * len(active) + [0] * len(inactive)
         period.append(finish)
     return _from_events(path, np.array(device), np.array(times), np.array(states), len(table), np.array(period))
+
+
+def _without_empty_sessions(active: list[int], inactive: list[int]) -> tuple[list[int], list[int]]:
+    """The starts and ends of sessions, without those that end when they begin; a start beyond the last end stays."""
+    empty = {position for position, ends in enumerate(zip(active, inactive, strict=False)) if ends[0] == ends[1]}
+    starts, ends = ([time for at, time in enumerate(times) if at not in empty] for times in (active, inactive))
+    return starts, ends
 
 
 def _fedscale_record(where: str, record: object) -> tuple[list[int], list[int], int]:

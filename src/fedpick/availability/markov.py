@@ -108,9 +108,11 @@ class MarkovTrace(Trace):
         self._latest_state: tuple[int, BoolArray] | None = None
 
     def _truth(self) -> tuple[FloatArray, FloatArray]:
+        # Who is always or never there does not change, whatever was asked for.
+        correlation = np.where((self._pi > 0) & (self._pi < 1), self._correlation, 0.0)
         if self.cluster is None:
-            return self._pi, self._correlation
-        return self._pi[self.cluster], self._correlation[self.cluster]
+            return self._pi, correlation
+        return self._pi[self.cluster], correlation[self.cluster]
 
     def _mask(self, round: int) -> BoolArray:
         state = self._state(round)

@@ -33,6 +33,8 @@ from fedpick.core.types import BoolArray, Clients, FloatArray, IntArray
 
 __all__ = ["Replay", "ReplayTrace"]
 
+_MOST_SAMPLES = 10_000
+
 
 @final
 class ReplayTrace(Trace):
@@ -78,24 +80,30 @@ class ReplayTrace(Trace):
         return self._on[event]
 
     def _truth(self) -> tuple[FloatArray, FloatArray]:
-        """Time shares of the logs, and the correlation between moments one round apart, sampled at most 10,000 times.
+        """Shares of the rounds, and the correlation of one round with the next, over a whole cycle of each log.
 
-        Both are properties of the device: a shift by whole days goes round the same log.
+        Rounds of equal length look at the same moments of a log again and again: a device that is on every night is
+        always there for a round every midnight. Where that cycle is too long to go through, the log's share of time.
         """
-        devices = np.arange(len(self.logs))
-        samples = int(min(10_000, max(2, np.ceil(self.logs.period.max() / self.round_seconds))))
-        now, later, both = (np.zeros(len(devices)) for _ in range(3))
+        period = self.logs.period[self._pair_device]
+        cycle = _rounds_per_cycle(period, self.round_seconds)
+        samples = int(min(_MOST_SAMPLES, max(2, np.ceil(period.max() / self.round_seconds), cycle.max())))
+        count, now, later, both = (np.zeros(len(period)) for _ in range(4))
         for sample in range(samples):
-            moment = self.logs.period * (sample / samples)
-            first = self._looked_up(devices, moment)
-            second = self._looked_up(devices, moment + self.round_seconds)
+            seen = self.offset_seconds + self._pair_shift + sample * self.round_seconds
+            moment = np.where(cycle > 0, seen, period * (sample / samples))
+            counted = (cycle == 0) | (sample < cycle)
+            first = self._looked_up(self._pair_device, moment) & counted
+            second = self._looked_up(self._pair_device, moment + self.round_seconds) & counted
+            count += counted
             now += first
             later += second
             both += first & second
-        now, later, both = now / samples, later / samples, both / samples
-        spread = np.sqrt(now * (1 - now) * later * (1 - later))
-        correlation = np.divide(both - now * later, spread, out=np.zeros(len(devices)), where=spread > 1e-12)
-        return self._time_share()[self.device], np.clip(correlation, -1, 1)[self.device]
+        now, later, both = now / count, later / count, both / count
+        spread = np.sqrt(np.maximum(now * (1 - now) * later * (1 - later), 0.0))
+        correlation = np.divide(both - now * later, spread, out=np.zeros(len(period)), where=spread > 1e-12)
+        share = np.where(cycle > 0, now, self._time_share()[self._pair_device])
+        return share[self._pair_of], np.clip(correlation, -1, 1)[self._pair_of]
 
     def _time_share(self) -> FloatArray:
         offsets, period = self.logs.offsets, self.logs.period
@@ -105,6 +113,15 @@ class ReplayTrace(Trace):
         ends[last] = np.inf
         inside = np.minimum(ends, period[owner]) - np.minimum(self.logs.times, period[owner])
         return np.bincount(owner, weights=inside * self._on[:-1], minlength=len(self.logs)) / period
+
+
+def _rounds_per_cycle(period: FloatArray, round_seconds: float) -> IntArray:
+    """(D,) rounds until a log is seen at the same moments again; 0 where that is never or takes too many."""
+    if round_seconds != int(round_seconds):
+        return np.zeros(len(period), dtype=np.int64)
+    whole = period.astype(np.int64)
+    cycle = whole // np.gcd(whole, int(round_seconds))
+    return np.where((whole == period) & (cycle <= _MOST_SAMPLES), cycle, 0)
 
 
 def _deal(num_clients: int, seed: int, logs: DeviceLogs, shuffle: bool) -> tuple[IntArray, IntArray]:

@@ -41,36 +41,38 @@ class TraceStatistics:
 
 
 def measure_trace(trace: Trace, num_rounds: int, *, start: int = 0, max_lag: int = 50) -> TraceStatistics:
-    """Rates, counts and autocorrelation over rounds start .. start + num_rounds - 1; holds max_lag + 1 masks.
+    """Rates, counts and autocorrelation over rounds start .. start + num_rounds - 1; holds 2 max_lag + 1 masks.
 
     The autocorrelation at lag h is the sum over clients of their covariance at that lag, over the sum of their
     variances, each client around its own mean in this stretch.
     """
     if not 0 <= max_lag < num_rounds:
         raise InvalidInput(f"max_lag must be at least 0 and below the number of rounds, {num_rounds}. Got {max_lag}.")
+    opening: list[BoolArray] = []
     recent: deque[BoolArray] = deque(maxlen=max_lag + 1)
     total = np.zeros(trace.num_clients, dtype=np.int64)
-    head = np.zeros((max_lag + 1, trace.num_clients), dtype=np.int64)  # sums over the first h rounds
-    together = np.zeros((max_lag + 1, trace.num_clients), dtype=np.int64)
+    together = np.zeros(max_lag + 1)
     available = np.zeros(num_rounds, dtype=np.int64)
     for step in range(num_rounds):
         mask = trace.mask(start + step)
         recent.append(mask)
-        if step <= max_lag:
-            head[step] = total
+        if step < max_lag:
+            opening.append(mask)
         total += mask
         available[step] = mask.sum()
         for lag, earlier in enumerate(reversed(recent)):
-            together[lag] += mask & earlier
+            together[lag] += np.count_nonzero(mask & earlier)
     # At lag h the later series misses the first h rounds, the earlier one the last h.
-    tail = np.zeros_like(head)
-    for lag, mask in enumerate(list(reversed(recent))[:max_lag], start=1):
-        tail[lag] = tail[lag - 1] + mask
-    pairs = (num_rounds - np.arange(max_lag + 1))[:, np.newaxis]
-    covariance = together / pairs - ((total - head) / pairs) * ((total - tail) / pairs)
-    variance = covariance[0].sum()
-    sums = covariance.sum(axis=1)
-    autocorrelation = sums / variance if variance > 0 else np.full(max_lag + 1, np.nan)
+    later, earlier_series = total.astype(np.float64), total.astype(np.float64)
+    covariance = np.empty(max_lag + 1)
+    for lag in range(max_lag + 1):
+        pairs = num_rounds - lag
+        covariance[lag] = together[lag] / pairs - float(later @ earlier_series) / pairs**2
+        if lag < max_lag:
+            later -= opening[lag]
+            earlier_series -= recent[-1 - lag]
+    variance = covariance[0]
+    autocorrelation = covariance / variance if variance > 1e-9 else np.full(max_lag + 1, np.nan)
     return TraceStatistics(rates=total / num_rounds, available=available, autocorrelation=autocorrelation)
 
 
