@@ -98,6 +98,12 @@ def test_the_skew_of_unbiased_sampling_is_one_everywhere():
         assert skew.standard_error < 0.05
 
 
+def test_fixed_weights_count_once_for_every_copy():
+    task = paper_quadratics(4, 2)
+    common = {"selecting": np.zeros(5), "evaluated": np.full(5, 4.0), "budget": 3, "samples": 3000}
+    close(selection_skew(policies.get("md"), task, averaging=np.full(4, 1 / 3), **common), 1.0)
+
+
 def test_appendix_e_uniform_sampling_with_rescaled_weights_has_skew_one():
     task = paper_quadratics(8, 2)
     scaled = task.clients.importance * 8 / 3  # q_k = p_k K / m

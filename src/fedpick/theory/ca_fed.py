@@ -203,7 +203,7 @@ def optimization_bound(
     local = constants.local_steps
     quadratic = 0.5 * float(constants.quadratic(pi, squared) @ q**2)
     psi = 4 * constants.smoothness * (1 + local * total) * constants.gamma + 2 * local**2 * constants.second_moment**2
-    psi = psi * squared + constants.loss_range * float(steps[: constants.mixing_time - 1].sum())
+    psi = psi * squared + constants.loss_range * float(steps[: max(constants.mixing_time - 1, 0)].sum())
     factor = 2 * local * constants.gradient_bound * constants.second_moment * total
     phi = factor * float((logarithm * steps**2 * memory).sum())
     bound = (quadratic + constants.constant(total, steps)) / float(pi @ q) + psi + phi / decay

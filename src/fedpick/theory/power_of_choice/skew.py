@@ -33,6 +33,7 @@ from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Policy
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.types import Clients, Measurement, Outcome, RoundContext, aggregation_weights
+from fedpick.policies.multinomial import Multinomial
 
 __all__ = [
     "Cohorts",
@@ -193,7 +194,8 @@ def sample_cohorts(
         state: where the policy starts; None: as new.
         informed: first tell the policy everybody's exact loss at w, as if all had just trained. A policy that asks
             nothing but remembers reports (rpow-d, afl) knows nothing of w otherwise.
-        averaging: (N,), fixed weights q_k as in appendix E; None: the weights that the policy gives.
+        averaging: (N,), fixed weights q_k as in appendix E, once for every copy of a client that `md` drew several
+            times; None: the weights that the policy gives.
     """
     if samples < 1:
         raise InvalidInput(f"samples must be at least 1. Got {samples}.")
@@ -216,7 +218,11 @@ def sample_cohorts(
         selection = _one_cohort(policy, start, context, losses, rng)
         chosen.append(selection.clients)
         everyone = np.ones(len(selection.clients), dtype=bool)
-        given = aggregation_weights(selection, everyone, clients) if fixed is None else fixed[selection.clients]
+        given = aggregation_weights(selection, everyone, clients)
+        if fixed is not None:
+            # Only `md` draws copies, and folds them into its weights, copies / m.
+            copies = given * budget if isinstance(policy, Multinomial) else 1.0
+            given = fixed[selection.clients] * copies
         weights.append(given)
     return Cohorts(
         num_clients=len(clients),
