@@ -23,6 +23,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedpick.core.errors import InvalidInput
 from fedpick.core.types import Clients
+from fedpick.data.checks import (
+    array_of,
+    check_examples,
+    check_groups,
+    check_normalization,
+    check_num_classes,
+    labels_of,
+)
 
 __all__ = ["Dataset", "Federation", "Part"]
 
@@ -48,29 +56,21 @@ def _normalized(x: NDArray[Any], scale: float, mean: NDArray[Any], std: NDArray[
     return values
 
 
-def _check_pairs(kind: str, x: NDArray[Any], y: NDArray[Any], num_classes: int) -> None:
-    if y.ndim != 1 or len(x) != len(y):
-        raise InvalidInput(f"{kind} needs one label per example. Got x of shape {x.shape} and y of shape {y.shape}.")
-    if x.dtype not in (np.uint8, np.float32):
-        raise InvalidInput(f"{kind} examples must be uint8 or float32. Got {x.dtype}.")
-    if num_classes and len(y) and not (y.min() >= 0 and y.max() < num_classes):
-        raise InvalidInput(f"{kind} labels must lie in 0..{num_classes - 1}. Got {y.min()} to {y.max()}.")
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
     """Examples and labels, not yet dealt to anybody (but see `groups`)."""
 
     name: str
     train_x: NDArray[Any]
-    """(n, ...) uint8 or float32. Images are (height, width, channels)."""
+    """(n, ...) uint8 or float32, finite. Images are (height, width, channels)."""
     train_y: NDArray[Any]
-    """(n,) int32 labels; float32 where `num_classes` is 0."""
-    test_x: NDArray[Any]
-    """(m, ...) the central test set; m may be 0 (then the union of the local tests takes its place)."""
-    test_y: NDArray[Any]
+    """(n,) labels 0, 1, ... as whole numbers, kept as int32; float32 where `num_classes` is 0."""
     num_classes: int
     """0 for a set without classes (the quadratic)."""
+    test_x: NDArray[Any] = field(default_factory=lambda: np.empty(0, np.float32))
+    """(m, ...) the central test set, prepared like train_x. It may be left out: then the union of the local tests takes
+    its place, and where there are none either (see `partition`), test loss and accuracy are NaN."""
+    test_y: NDArray[Any] = field(default_factory=lambda: np.empty(0, np.float32))
     scale: float = 1.0
     """Multiply x by this before anything else: 1/255 for bytes."""
     mean: NDArray[np.float32] = field(default_factory=lambda: np.zeros(1, np.float32))
@@ -87,28 +87,28 @@ class Dataset:
     """How it was made: options, sources, citation."""
 
     def __post_init__(self) -> None:
-        label_type = np.int32 if self.num_classes else np.float32
+        train_x, test_x = array_of("Dataset.train_x", self.train_x), array_of("Dataset.test_x", self.test_x)
+        if len(train_x) == 0:
+            raise InvalidInput(f"The data set {self.name!r} has no training examples. It needs at least one.")
+        if len(test_x) == 0:
+            test_x = train_x[:0]  # nothing has no shape of its own
+        num_classes = check_num_classes(self.num_classes)
         _set(
             self,
-            train_x=_read_only(self.train_x),
-            test_x=_read_only(self.test_x),
-            train_y=_read_only(self.train_y, label_type),
-            test_y=_read_only(self.test_y, label_type),
+            train_x=_read_only(train_x),
+            test_x=_read_only(test_x),
+            train_y=_read_only(labels_of("Dataset.train_y", self.train_y, len(train_x), num_classes)),
+            test_y=_read_only(labels_of("Dataset.test_y", self.test_y, len(test_x), num_classes)),
+            num_classes=num_classes,
             mean=_read_only(np.atleast_1d(self.mean), np.float32),
             std=_read_only(np.atleast_1d(self.std), np.float32),
             info=MappingProxyType(dict(self.info)),
         )
-        _check_pairs("Dataset.train", self.train_x, self.train_y, self.num_classes)
-        _check_pairs("Dataset.test", self.test_x, self.test_y, self.num_classes)
-        if len(self.train_y) == 0:
-            raise InvalidInput(f"The data set {self.name!r} has no training examples. It needs at least one.")
+        check_examples(self.train_x, self.test_x)
+        check_normalization(self.shape, self.scale, self.mean, self.std)
         if self.groups is not None:
             _set(self, groups=_read_only(self.groups))
-            if self.groups.shape != self.train_y.shape:
-                raise InvalidInput(
-                    f"Dataset.groups must have one owner per training example ({len(self.train_y)}). "
-                    f"Got shape {self.groups.shape}."
-                )
+            check_groups(self.groups, len(self))
 
     def __len__(self) -> int:
         return len(self.train_y)
