@@ -218,8 +218,12 @@ def test_saving_removes_its_own_leftovers_and_nothing_else(tmp_path):
         *("session.json.old.partial", "my-clients-0123456789abcdef.npz", "state-00000001-0123456789ABCDEF.npz"),
     ]
     leftovers = [
-        *("state-00000007-0123456789abcdef.npz", "state-123456789-0123456789abcdef.npz", "clients-fedcba9876543210.npz"),
-        *("state-00000007-0123456789abcdef.npz.4711.partial", "clients-fedcba9876543210.npz.1.partial"),
+        *("state-00000007-0123456789abcdef.npz", "state-123456789-0123456789abcdef.npz"),
+        *(
+            "clients-fedcba9876543210.npz",
+            "state-00000007-0123456789abcdef.npz.4711.partial",
+            "clients-fedcba9876543210.npz.1.partial",
+        ),
         "session.json.4711.partial",
     ]
     for name in [*foreign, *leftovers]:
@@ -233,12 +237,13 @@ def test_saving_removes_its_own_leftovers_and_nothing_else(tmp_path):
     assert all((tmp_path / name).read_text() == "content" for name in foreign)
 
 
-def test_a_foreign_file_in_the_manifests_place_is_not_overwritten(tmp_path):
-    (tmp_path / "session.json").write_text('{"mine": 1}')
-    with pytest.raises(StateFileError, match="not a fedpick session.*another directory"):
+@pytest.mark.parametrize("content", ['{"mine": 1}', "[]", "notes", ""])
+def test_a_foreign_file_in_the_manifests_place_is_not_overwritten(tmp_path, content):
+    (tmp_path / "session.json").write_text(content)
+    with pytest.raises(StateFileError, match=r"not a fedpick session.*another directory"):
         Session(fedpick.policies.get("uniform"), CLIENTS).save(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["session.json"]
-    assert (tmp_path / "session.json").read_text() == '{"mine": 1}'
+    assert (tmp_path / "session.json").read_text() == content
 
 
 def damaged(path, kind):

@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -53,6 +54,9 @@ _FORMAT = "fedpick-session"
 _SCHEMA = 1
 _AXIS = "fedpick.client_axis"
 _DERIVED = "fedpick.derived"
+# What a session writes, and what a crash may leave of it. Nothing else in the directory is ours to remove.
+_OWN_ARRAYS = re.compile(r"(state-[0-9]{8,}|clients)-[0-9a-f]{16}\.npz")
+_OWN_PARTIAL = re.compile(rf"({_OWN_ARRAYS.pattern}|{re.escape(_MANIFEST)})\.[0-9]+\.partial")
 
 
 def per_client(axis: int = 0) -> Any:
@@ -131,20 +135,36 @@ def write_directory(path: Path, manifest: dict[str, Any], files: Mapping[str, Ma
     """Write arrays and a manifest so that a reader finds either the previous state or this one, never a mixture.
 
     The names of array files must tell their content apart, so that no file of the previous manifest is overwritten with
-    anything else; the manifest that names them is put in place last, by an atomic rename; only then are unreferenced
-    files removed.
+    anything else; the manifest that names them is put in place last, by an atomic rename; only then are files of
+    earlier states removed, known by their names. Whatever else is in the directory is the user's and stays.
     """
     text = to_json({"format": _FORMAT, "schema": _SCHEMA, **manifest})
     path.mkdir(parents=True, exist_ok=True)
+    _refuse_foreign_manifest(path / _MANIFEST)
     for name, arrays in files.items():
         if name == manifest["clients_file"] and (path / name).exists():
             continue  # named by its content and renamed into place whole: already the same bytes
         write_atomically(path / name, _npz_bytes(arrays))
     write_atomically(path / _MANIFEST, text.encode())
-    kept = {_MANIFEST, manifest["state_file"], manifest["clients_file"]}
-    for leftover in path.iterdir():
-        if leftover.name not in kept and leftover.suffix in {".npz", ".partial"}:
-            leftover.unlink(missing_ok=True)
+    kept = {manifest["state_file"], manifest["clients_file"]}
+    for file in path.iterdir():
+        own = _OWN_ARRAYS.fullmatch(file.name) or _OWN_PARTIAL.fullmatch(file.name)
+        if own and file.name not in kept and file.is_file():
+            file.unlink(missing_ok=True)
+
+
+def _refuse_foreign_manifest(file: Path) -> None:
+    """Somebody else's session.json is not ours to overwrite. (A damaged one cannot be told from somebody else's.)"""
+    if not file.exists():
+        return
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+        found = None
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        raise StateFileError(
+            f"{file} is there and is not a fedpick session, so it is not overwritten. Save to another directory."
+        )
 
 
 def to_json(value: Any) -> str:
@@ -188,13 +208,13 @@ def write_atomically(target: Path, content: bytes) -> None:
 def read_directory(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """The (manifest, state arrays, clients arrays) that `write_directory` wrote."""
     file = path / _MANIFEST
-    if not file.is_file():
-        raise StateFileError(
-            f"There is no saved session in {path}: {_MANIFEST} is missing. Save one with Session.save."
-        )
     try:
         manifest = json.loads(file.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StateFileError(
+            f"There is no saved session in {path}: {_MANIFEST} is missing. Save one with Session.save."
+        ) from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise StateFileError(f"{file} is damaged or not a fedpick file: {error}.") from error
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise StateFileError(f"{file} is not a fedpick session: its 'format' is not {_FORMAT!r}.")
