@@ -12,6 +12,7 @@ import pytest
 from naive_loop import client_batches, make_federation, to_numpy
 
 import fedpick.policies  # noqa: F401  (fills the registry)
+from fedpick import availability
 from fedpick.core import registry
 from fedpick.core.errors import InvalidInput, OutOfOrder, StateFileError
 from fedpick.core.policy import Signal
@@ -189,8 +190,45 @@ def test_mismatches_are_refused():
     simulator.train(Selection(clients=[0]))
     with pytest.raises(OutOfOrder, match="Save and load both"):
         next(simulate(simulator, session, rounds=3))
-    with pytest.raises(InvalidInput, match="evaluate_every"):
-        next(simulate(simulator, session, rounds=3, evaluate_every=0))
+
+
+@pytest.mark.parametrize("name", ["evaluate_every", "losses_every", "local_accuracy_every"])
+def test_an_interval_of_no_rounds_is_refused_at_the_call(name):
+    with pytest.raises(InvalidInput, match=f"{name} must be None or at least 1. Got 0"):
+        simulate(*start(), rounds=3, **{name: 0})
+
+
+def test_local_accuracy_needs_local_test_data():
+    with pytest.raises(InvalidInput, match=r"local_accuracy_every needs local test data.*split="):
+        simulate(*start(), rounds=3, local_accuracy_every=1)
+    federation = make_federation(local_test=0.3)
+    simulator = Simulator(federation, "logistic", local=LOCAL)
+    session = Session(registry.get("uniform"), simulator.clients, seed=1)
+    (record,) = simulate(simulator, session, rounds=1, budget=2, local_accuracy_every=1)
+    assert 0 <= record.local_accuracy <= 1
+
+
+def test_a_process_that_was_not_started_is_refused_with_what_to_do():
+    simulator, session = start()
+    process = availability.get("homogeneous")
+    with pytest.raises(
+        InvalidInput, match=r"Homogeneous is a process.*availability=process\.start\(simulator\.clients"
+    ):
+        simulate(simulator, session, rounds=3, availability=process)
+    with pytest.raises(InvalidInput, match=r"has a mask\(round\).*Got ndarray"):
+        simulate(simulator, session, rounds=3, availability=np.ones(6, bool))
+    trace = process.start(simulator.clients, seed=2)
+    (record,) = simulate(simulator, session, rounds=1, budget=2, availability=trace)
+    assert record.available.tolist() == trace.mask(0).tolist()
+
+
+def test_without_a_test_set_accuracy_is_nan_and_training_goes_on():
+    simulator = Simulator(make_federation(num_test=0), "logistic", local=LOCAL)
+    session = Session(registry.get("uniform"), simulator.clients, seed=1)
+    before = simulator.client_losses()
+    *_, last = simulate(simulator, session, rounds=5, budget=4, losses_every=5)
+    assert np.isnan([last.test_loss, last.test_accuracy]).all()
+    assert last.objective < simulator.weighted(before)
 
 
 def test_settings_are_plain_and_complete():

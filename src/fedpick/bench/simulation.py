@@ -184,9 +184,14 @@ class FederatedRun:
             availability=LaterTrace(self.trace, history) if history else self.trace,
             evaluate_every=self.settings["evaluate_every"],
             losses_every=self.settings["losses_every"],
-            local_accuracy_every=self.settings["local_accuracy_every"],
+            # Specs from before simulate refused this ask for it where nobody has local test data: nothing is measured.
+            local_accuracy_every=self.settings["local_accuracy_every"] if self._has_local_tests() else None,
         ):
             yield _record(record, len(self.session.clients), self._validation(record.index))
+
+    def _has_local_tests(self) -> bool:
+        first, last = self.simulator.federation.ranges("test")
+        return bool((last > first).any())
 
     def _validation(self, index: int) -> dict[str, NDArray[Any]]:
         """Loss and accuracy on the clients' validation data after this round, where the spec asks for them."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.availability.process import AvailabilityProcess
 from fedpick.core.errors import InvalidInput, OutOfOrder
 from fedpick.core.policy import Signal
 from fedpick.core.session import Session
@@ -63,6 +64,14 @@ class RoundRecord:
         return len(self.selection.clients) == 0
 
 
+class Intervals(NamedTuple):
+    """Every how many rounds something is looked at; None: never."""
+
+    evaluate_every: int | None
+    losses_every: int | None
+    local_accuracy_every: int | None
+
+
 def simulate(
     simulator: Simulator,
     session: Session,
@@ -82,16 +91,40 @@ def simulate(
         session: decides. It must be in the same round as the simulator.
         rounds: total, those before a resume included.
         budget: at most so many clients per round; None: everybody available.
-        availability: who can be reached in each round; None: everybody. A round in which nobody can is asked and
-            told like any other, with an empty selection.
-        evaluate_every: test accuracy after every so many rounds and after the last; None: never.
+        availability: who can be reached in each round: a trace, `process.start(simulator.clients, seed)`; None:
+            everybody. A round in which nobody can is asked and told like any other, with an empty selection.
+        evaluate_every: test accuracy after every so many rounds and after the last; None: never. It is NaN for a
+            federation without a test set.
         losses_every: the losses of everybody, likewise.
-        local_accuracy_every: the accuracy on the clients' own test data, likewise.
+        local_accuracy_every: the accuracy on the clients' own test data, likewise; refused where nobody has any.
         on_round: called with every record before it is yielded.
     """
-    for name, every in (("evaluate_every", evaluate_every), ("losses_every", losses_every)):
+    intervals = Intervals(evaluate_every, losses_every, local_accuracy_every)
+    _check(simulator, session, availability, intervals)
+    return _rounds(simulator, session, rounds, budget, availability, intervals, on_round)
+
+
+def _check(simulator: Simulator, session: Session, availability: Any, intervals: Intervals) -> None:
+    """Refuse at the call what would fail, or measure nothing, in some round."""
+    for name, every in intervals._asdict().items():
         if every is not None and every < 1:
             raise InvalidInput(f"{name} must be None or at least 1. Got {every}.")
+    first, last = simulator.rows.ranges["test"]
+    if intervals.local_accuracy_every is not None and not (last > first).any():
+        raise InvalidInput(
+            "local_accuracy_every needs local test data, and no client has any. Deal the data with a share for it, "
+            "such as data.partition(..., split=(0.8, 0.0, 0.2)), or leave local_accuracy_every out."
+        )
+    if isinstance(availability, AvailabilityProcess):
+        raise InvalidInput(
+            f"{type(availability).__name__} is a process; simulate needs the trace that it gives for these clients: "
+            "availability=process.start(simulator.clients, seed=0)."
+        )
+    if availability is not None and not callable(getattr(availability, "mask", None)):
+        raise InvalidInput(
+            "availability must be None or something that has a mask(round), such as a trace of fedpick.availability. "
+            f"Got {type(availability).__name__}."
+        )
     if len(session.clients) != len(simulator.clients):
         raise InvalidInput(
             f"The session has {len(session.clients)} clients and the simulator {len(simulator.clients)}. "
@@ -102,6 +135,17 @@ def simulate(
             f"The session is in round {session.round} and the simulator in round {simulator.round}. "
             "Save and load both at the same round."
         )
+
+
+def _rounds(
+    simulator: Simulator,
+    session: Session,
+    rounds: int,
+    budget: int | None,
+    availability: Masks | None,
+    intervals: Intervals,
+    on_round: Callable[[RoundRecord], None] | None,
+) -> Iterator[RoundRecord]:
     report = session.policy.needs & {Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.DURATION, Signal.UPDATE_NORM}
 
     def due(every: int | None, index: int) -> bool:
@@ -113,9 +157,9 @@ def simulate(
         selection, outcome = _one_round(simulator, session, mask, budget, report)
         looks = _look(
             simulator,
-            evaluate=due(evaluate_every, index),
-            losses=due(losses_every, index),
-            local_accuracy=due(local_accuracy_every, index),
+            evaluate=due(intervals.evaluate_every, index),
+            losses=due(intervals.losses_every, index),
+            local_accuracy=due(intervals.local_accuracy_every, index),
         )
         record = RoundRecord(
             index=index,
