@@ -162,7 +162,7 @@ def test_holdout_is_the_last_fifth_of_a_shuffled_share():
     dataset = make(np.repeat(np.arange(10), 6000))
     federation = data.partition(dataset, "2spc", num_clients=100, holdout=0.2)
     assert (federation.train_sizes == 480).all() and (federation.validation_sizes == 120).all()
-    assert (federation.local_test_sizes == 0).all()
+    assert np.array_equal(*federation.ranges("test"))  # nobody has local tests
     hold_out = dataset.train_y[federation.rows(0, "validation")]
     both = dataset.train_y[federation.rows(0)]
     assert set(hold_out) == set(both)  # shuffled: a hold-out of a sorted share would have one label
@@ -174,7 +174,7 @@ def test_three_way_split_and_test_set_from_local_tests():
     federation = data.partition(dataset, "iid", num_clients=4, split=(0.8, 0.05, 0.15))
     assert federation.train_sizes.tolist() == [80] * 4
     assert federation.validation_sizes.tolist() == [5] * 4
-    assert federation.local_test_sizes.tolist() == [15] * 4
+    assert [len(federation.rows(k, "test")) for k in range(4)] == [15] * 4
     local = np.concatenate([federation.rows(k, "test") for k in range(4)])
     assert np.array_equal(federation.test_x, dataset.train_x[local])
     assert np.array_equal(federation.test_y, dataset.train_y[local])

@@ -197,11 +197,6 @@ class Federation:
         """(N,) hold-out rows of each client."""
         return self.validation_ends - self.train_ends
 
-    @property
-    def local_test_sizes(self) -> NDArray[np.int64]:
-        """(N,) local test rows of each client."""
-        return self.offsets[1:] - self.validation_ends
-
     def ranges(self, part: Part = "all") -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(N,) first and (N,) one-past-last position in `indices` of every client's part."""
         known = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedpick.core.errors import StateFileError
+from fedpick.core.state import write_atomically
 from fedpick.sim.devices import require_jax
 
 __all__ = ["read_checkpoint", "write_checkpoint"]
@@ -35,12 +35,7 @@ def write_checkpoint(path: Path, trees: Mapping[str, Any], plain: Mapping[str, A
     content = io.BytesIO()
     np.savez(content, **arrays)  # type: ignore[arg-type]
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        file.write(content.getvalue())
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_atomically(path, content.getvalue())
 
 
 def read_checkpoint(path: Path, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
