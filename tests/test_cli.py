@@ -169,6 +169,13 @@ def test_compare_from_flags(fedpick):
         (["check", "unifrm"], "Did you mean 'uniform'"),
         (["data", "get", "mnst"], "Did you mean 'mnist'"),
         (["availability", "show", "idael"], "Did you mean 'ideal'"),
+        (["run", "spec.toml", "--seeds", ""], "--seeds must be"),
+        (["run", "spec.toml", "--seeds", " ,"], "--seeds must be"),
+        (["run", "spec.toml", "--store", "/proc/x/a.sqlite"], "There can be no store at /proc/x/a.sqlite"),
+        (["run", "spec.toml", "--store", "."], "cannot be opened"),
+        (["tune", "spec.toml", "--local-lr", "0.1", "-o", "."], "is a directory"),
+        (["bench", "select", "--largest", "1"], "--largest must be at least 100"),
+        (["bench", "select", "--rounds", "0"], "--rounds must be at least 1"),
     ],
 )
 def test_wrong_input_is_refused_with_code_2(fedpick, arguments, says):
@@ -196,6 +203,46 @@ def test_an_interrupted_run_has_code_3_and_says_how_to_go_on(fedpick, monkeypatc
     code, _, err = fedpick("run", "spec.toml", "-p", "1", "--no-report")
     assert code == 3
     assert "Go on with: fedpick run spec.toml -p 1 --no-report" in err
+
+
+def test_a_place_that_cannot_be_written_is_told_in_a_sentence(fedpick, tmp_path):
+    assert fedpick("run", "spec.toml", "--quiet", "--no-report", "-p", "1", "--rounds", "1")[0] == 0
+    code, _, err = fedpick("report", "-o", ".")
+    assert (code, err) == (2, "error: . is a directory. Name the file to write, such as report.html.\n")
+    code, _, err = fedpick("report", "-o", "/proc/x/r.html")
+    assert (code, err) == (1, "error: No such file or directory: /proc/x.\n")
+    before = sorted(tmp_path.iterdir())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))  # as if the disk were full
+    try:
+        code, _, err = fedpick("report", "-o", "full.html")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert code == 1
+    assert err.startswith("error: File too large") and err.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_damaged_store_is_told_in_a_sentence(fedpick, tmp_path):
+    assert fedpick("run", "spec.toml", "--quiet", "--no-report", "-p", "1")[0] == 0
+    file = tmp_path / "results" / "fedpick.sqlite"
+    content = file.read_bytes()
+    middle = len(content) // 8192 * 4096
+    file.write_bytes(content[:middle] + b"\xff" * (len(content) - middle))
+    code, _, err = fedpick("report")
+    assert code == 1
+    assert err.startswith("error: ") and "malformed" in err and err.count("\n") == 1
+
+
+def test_what_is_our_mistake_keeps_its_traceback(fedpick, monkeypatch):
+    from fedpick.bench import spec
+
+    def broken(path):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(spec, "load_spec", broken)
+    with pytest.raises(ZeroDivisionError):
+        fedpick("run", "spec.toml")
 
 
 @pytest.mark.parametrize("what", ["policies", "datasets", "partitions", "availability", "tasks"])

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from fedpick.bench.records import (
     unpack_checkpoint,
 )
 from fedpick.bench.runner import run
-from fedpick.bench.store import Store, StoreError, open_store
+from fedpick.bench.store import Store, StoreError, in_a_sentence, open_store
 from fedpick.core.errors import InvalidInput, StateFileError
 
 
@@ -128,6 +129,72 @@ def test_what_is_no_store_is_refused(tmp_path):
         open_store(tmp_path / "other.sqlite")
     with pytest.raises(StoreError, match="not a database URL"):
         Store("nonsense://///::")
+
+
+@contextmanager
+def read_only_medium(store):
+    """A copy of the store in a directory that cannot be written to, not even by root, who becomes somebody else."""
+    store.close()
+    directory = Path(tempfile.mkdtemp(prefix="fedpick-read-only-"))
+    file = directory / "a.sqlite"
+    shutil.copyfile(Path(store.engine.url.database), file)
+    file.chmod(0o444)
+    directory.chmod(0o555)
+    try:
+        if os.getuid() == 0:
+            os.seteuid(65534)
+        yield file
+    finally:
+        os.seteuid(os.getuid())
+        directory.chmod(0o755)
+        shutil.rmtree(directory)
+
+
+def test_a_store_on_a_read_only_medium_can_be_read(filled):
+    store, experiment = filled
+    with read_only_medium(store) as file:
+        with pytest.raises(StoreError, match="cannot be opened"):
+            Store(file)
+        opened = open_store(file)
+        assert opened.experiment().hash == experiment.hash
+        assert len(opened.rounds(opened.runs(experiment.id)[0].id)["round"]) == 12
+        assert [each.name for each in file.parent.iterdir()] == ["a.sqlite"]
+        opened.close()
+
+
+def test_reading_writes_nothing_and_sees_what_is_being_written(filled):
+    store, experiment = filled
+    file = Path(store.engine.url.database)
+    with open_store(file).engine.connect() as connection, pytest.raises(sa.exc.OperationalError, match="readonly"):
+        connection.exec_driver_sql("DELETE FROM rounds")
+    reader = open_store(file)
+    with pytest.raises(StoreError, match="opened for reading"):
+        reader.restart(1)
+    first = store.runs(experiment.id)[0].id
+    assert len(reader.rounds(first)["round"]) == 12  # while the writer has it open
+    store.restart(first)
+    assert len(reader.rounds(first)["round"]) == 0
+    reader.close()
+
+
+def test_damage_is_said_in_a_sentence(filled):
+    store, experiment = filled
+    first = store.runs(experiment.id)[0].id
+    with store.writing() as connection:
+        connection.execute(tables.arrays.update(), {"value": b"nothing"})
+        connection.execute(tables.rounds.update(), {"diagnostics": "{"})
+    with pytest.raises(StateFileError, match="The store is damaged"):
+        store.array(first, 0, "policy/model")
+    with pytest.raises(StateFileError, match="The store is damaged"):
+        store.rounds(first)
+
+
+def test_errors_of_the_database_are_told_without_their_sql(tmp_path):
+    store = Store(tmp_path / "a.sqlite")
+    with pytest.raises(sa.exc.OperationalError) as caught, store.engine.connect() as connection:
+        connection.exec_driver_sql("SELECT * FROM missing")
+    assert in_a_sentence(caught.value) == "The database failed: no such table: missing."
+    assert in_a_sentence(ZeroDivisionError("why")) == "ZeroDivisionError: why"
 
 
 def test_an_empty_store_says_what_to_do(tmp_path):

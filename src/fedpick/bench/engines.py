@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fedpick.bench.progress import Progress, RunLine
-from fedpick.bench.store import Store
+from fedpick.bench.store import Store, in_a_sentence
 from fedpick.bench.worker import work
-from fedpick.core.errors import FedpickError, MissingDependency
+from fedpick.core.errors import MissingDependency
 
 __all__ = ["Engine", "Inline", "Processes", "RayCluster", "StopFlag"]
 
@@ -94,14 +94,10 @@ class Inline:
                 stop.set()
                 result = "stopped"
             except Exception as error:  # the other runs go on; this one says why it did not
-                result = _sentence(error)
+                result = in_a_sentence(error)
             results[run.run_id] = result
             _say_end(progress, run, result)
         return results
-
-
-def _sentence(error: Exception) -> str:
-    return str(error) if isinstance(error, FedpickError) else f"{type(error).__name__}: {error}"
 
 
 _stop_event: Any = None
@@ -129,7 +125,7 @@ def _work_in_process(url: str, run_id: int, rounds: int, build: str) -> str:
     try:
         return work(store, run_id, rounds, build=build, should_stop=_stop_event.is_set)
     except Exception as error:
-        return _sentence(error)
+        return in_a_sentence(error)
     finally:
         store.close()
 
@@ -220,7 +216,7 @@ def _work_on_ray(url: str, run_id: int, rounds: int, build: str) -> str:
     try:
         return work(store, run_id, rounds, build=build)
     except Exception as error:
-        return _sentence(error)
+        return in_a_sentence(error)
     finally:
         store.close()
 

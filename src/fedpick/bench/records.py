@@ -23,6 +23,7 @@ __all__ = [
     "bytes_array",
     "float_bytes",
     "floats_from",
+    "from_json",
     "index_bytes",
     "indices_from",
     "mask_bytes",
@@ -103,7 +104,7 @@ def mask_from(content: bytes | None, size: int) -> NDArray[np.bool_]:
     """The inverse of `mask_bytes`."""
     if content is None:
         return np.ones(size, dtype=bool)
-    return np.unpackbits(np.frombuffer(zlib.decompress(content), dtype=np.uint8), count=size).astype(bool)
+    return np.unpackbits(np.frombuffer(_decompressed(content), dtype=np.uint8), count=size).astype(bool)
 
 
 def array_bytes(array: NDArray[Any]) -> bytes:
@@ -115,8 +116,23 @@ def array_bytes(array: NDArray[Any]) -> bytes:
 
 def bytes_array(content: bytes) -> NDArray[Any]:
     """The inverse of `array_bytes`."""
-    loaded: NDArray[Any] = np.load(io.BytesIO(zlib.decompress(content)), allow_pickle=False)
+    loaded: NDArray[Any] = np.load(io.BytesIO(_decompressed(content)), allow_pickle=False)
     return loaded
+
+
+def _decompressed(content: bytes) -> bytes:
+    try:
+        return zlib.decompress(content)
+    except zlib.error as error:
+        raise StateFileError(f"The store is damaged: an array in it cannot be read ({error}).") from error
+
+
+def from_json(text: str) -> Any:
+    """A column of JSON."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise StateFileError(f"The store is damaged: a text in it is not JSON ({error}).") from error
 
 
 def split_diagnostics(diagnostics: Mapping[str, Any]) -> tuple[str, dict[str, NDArray[Any]]]:

@@ -46,8 +46,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +70,9 @@ from fedpick.bench.records import (
 )
 from fedpick.bench.spec import Spec
 from fedpick.bench.store_read import Reader
-from fedpick.core.errors import InvalidInput
+from fedpick.core.errors import FedpickError, InvalidInput
 
-__all__ = ["DEFAULT_STORE", "Store", "StoreError", "open_store"]
+__all__ = ["DEFAULT_STORE", "Store", "StoreError", "in_a_sentence", "open_store"]
 
 DEFAULT_STORE = "results/fedpick.sqlite"
 
@@ -92,11 +95,35 @@ def _engine_url(where: str | Path) -> sa.URL:
     return url.set(drivername="postgresql+psycopg") if url.drivername in ("postgresql", "postgres") else url
 
 
-def _set_up_sqlite(engine: sa.Engine) -> None:
+def _read_only(file: Path) -> sqlite3.Connection:
+    """A connection that writes nothing, so that results on a medium that cannot be written can be read."""
+    address = file.absolute().as_uri()
+    connection = sqlite3.connect(f"{address}?mode=ro", uri=True, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA schema_version")  # SQLite opens a file when it is first read
+    except sqlite3.OperationalError:
+        connection.close()
+        log = file.with_name(f"{file.name}-wal")
+        effective = {"effective_ids": True} if os.access in os.supports_effective_ids else {}
+        if os.access(file.parent, os.W_OK, **effective) or (log.exists() and log.stat().st_size):
+            raise
+        # There is no place for the index of the write-ahead log; and without a log, no need of one.
+        return sqlite3.connect(f"{address}?immutable=1", uri=True, check_same_thread=False)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _set_up_sqlite(engine: sa.Engine, read_only: bool) -> None:
+    pragmas = ["busy_timeout = 60000"]
+    if not read_only:
+        pragmas += ["journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"]
+
     @sa.event.listens_for(engine, "connect")
     def on_connect(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # transactions are ours, see on_begin
-        for pragma in ("busy_timeout = 60000", "journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
+        for pragma in pragmas:
             connection.execute(f"PRAGMA {pragma}")
 
     @sa.event.listens_for(engine, "begin")
@@ -108,26 +135,48 @@ def _set_up_sqlite(engine: sa.Engine) -> None:
 
 
 def open_store(where: str | Path = DEFAULT_STORE, *, create: bool = False) -> Store:
-    """The store at a path or URL; with `create` it is made where there is none."""
-    return Store(where, create=create)
+    """The store at a path or URL, for reading; with `create` also for writing, and made where there is none."""
+    return Store(where, create=create, read_only=not create)
+
+
+def in_a_sentence(error: BaseException) -> str:
+    """What went wrong, for people: of the database's errors its own words, not the SQL around them."""
+    if isinstance(error, sa.exc.DBAPIError):
+        return f"The database failed: {error.orig}."
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}." if error.filename is not None else f"{error.strerror}."
+    return str(error) if isinstance(error, FedpickError) else f"{type(error).__name__}: {error}"
+
+
+def _require_place(file: Path, create: bool) -> None:
+    """Refuse a file that is not there, or make the directory it goes to."""
+    if not create and not file.exists():
+        raise StoreError(f"There are no results at {file} yet. Make some: fedpick run SPEC.toml, or fedpick demo.")
+    if create:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"There can be no store at {file}: {error.strerror} ({error.filename}). Name another place: --store."
+            ) from error
 
 
 class Store(Reader):
     """One database of results; see the module for its tables. Reading is in `Reader`."""
 
-    def __init__(self, where: str | Path = DEFAULT_STORE, *, create: bool = True) -> None:
+    def __init__(self, where: str | Path = DEFAULT_STORE, *, create: bool = True, read_only: bool = False) -> None:
         url = _engine_url(where)
+        self.read_only = read_only
         self.url = url.render_as_string(hide_password=False)
         self.name = url.render_as_string(hide_password=True) if url.get_backend_name() != "sqlite" else url.database
+        options: dict[str, Any] = {}
         if url.get_backend_name() == "sqlite" and url.database not in (None, ":memory:"):
             file = Path(str(url.database))
-            if not create and not file.exists():
-                raise StoreError(
-                    f"There are no results at {file} yet. Make some: fedpick run SPEC.toml, or fedpick demo."
-                )
-            file.parent.mkdir(parents=True, exist_ok=True)
+            _require_place(file, create and not read_only)
+            if read_only:
+                options["creator"] = partial(_read_only, file)
         try:
-            engine = sa.create_engine(url)
+            engine = sa.create_engine(url, **options)
         except sa.exc.ArgumentError as error:
             raise StoreError(f"{self.name!r} is not a database URL that SQLAlchemy knows: {error}.") from error
         except ModuleNotFoundError as error:
@@ -136,7 +185,7 @@ class Store(Reader):
                 "pip install 'fedpick[postgres]'"
             ) from error
         if url.get_backend_name() == "sqlite":
-            _set_up_sqlite(engine)
+            _set_up_sqlite(engine, read_only)
         super().__init__(engine)
         self._writer = engine.execution_options(fedpick_writes=True)
         self._prepare(create)
@@ -176,6 +225,8 @@ class Store(Reader):
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
         """One transaction."""
+        if self.read_only:
+            raise StoreError(f"{self.name} was opened for reading. Open it with Store(...) to write.")
         with self._writer.begin() as connection:
             yield connection
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from fedpick.bench import store_schema as tables
-from fedpick.bench.records import bytes_array, floats_from, indices_from, mask_from, unpack_checkpoint
+from fedpick.bench.records import bytes_array, floats_from, from_json, indices_from, mask_from, unpack_checkpoint
 from fedpick.core.errors import InvalidInput
 
 __all__ = ["Experiment", "FederationFacts", "Reader", "Run", "SelectionRow"]
@@ -172,7 +171,7 @@ class Reader:
         for position, column in enumerate(tables.rounds.c):
             values = [row[position] for row in rows]
             if column.name == "diagnostics":
-                columns[column.name] = np.array([json.loads(value) for value in values], dtype=object)
+                columns[column.name] = np.array([from_json(value) for value in values], dtype=object)
             elif isinstance(column.type, sa.Double):
                 columns[column.name] = np.array([np.nan if value is None else value for value in values], np.float64)
             elif column.name != "run_id":
@@ -267,13 +266,13 @@ class Reader:
 
 
 def _experiment(row: Any) -> Experiment:
-    return Experiment(id=row.id, hash=row.hash, title=row.title, spec=json.loads(row.spec), touched_at=row.touched_at)
+    return Experiment(id=row.id, hash=row.hash, title=row.title, spec=from_json(row.spec), touched_at=row.touched_at)
 
 
 def _run(row: Any) -> Run:
     values = dict(row._mapping)
     for name in ("parameters", "settings", "manifest"):
-        values[name] = json.loads(values[name] or "{}")
+        values[name] = from_json(values[name] or "{}")
     values["reference"] = values["reference"] or ""
     return Run(**values)
 

@@ -7,8 +7,11 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
 
 import fedpick
 from fedpick.bench.records import to_json, utc_now
@@ -69,7 +72,8 @@ def work(
         # Ctrl-C in the middle of a round: the last committed one is where it goes on.
         stopped = isinstance(error, KeyboardInterrupt)
         text = f"{type(error).__name__}: {error}"
-        store.update_run(run_id, status="stopped" if stopped else "failed", error=None if stopped else text)
+        with suppress(SQLAlchemyError):  # where the store is what failed, the first error says so
+            store.update_run(run_id, status="stopped" if stopped else "failed", error=None if stopped else text)
         raise
     store.update_run(run_id, status=status)
     return status

@@ -45,4 +45,25 @@ def main() -> None:
     except FedpickError as error:
         sys.stderr.write(f"error: {error}\n")
         code = BAD_INPUT
+    except Exception as error:
+        sentence = _from_outside(error)
+        if sentence is None:
+            raise  # a mistake of ours: the traceback is what a report of it needs
+        sys.stderr.write(f"error: {sentence}\n")
+        code = FAILURE
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _from_outside(error: Exception) -> str | None:
+    """In a sentence: a full disk, a missing permission, a damaged database. None for anything else."""
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}" + (f": {error.filename}." if error.filename is not None else ".")
+    # Only where something has imported it: most commands do without.
+    if "sqlalchemy" in sys.modules:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        from fedpick.bench.store import in_a_sentence
+
+        if isinstance(error, SQLAlchemyError):
+            return in_a_sentence(error)
+    return None

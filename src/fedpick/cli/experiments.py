@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -166,11 +167,16 @@ def _execute(
     from fedpick.bench.store import Store
 
     started = time.monotonic()
-    store = Store(where)
-    progress = make_progress(quiet=quiet, as_json=as_json)
-    outcome = run_spec(
-        spec, store, engine=engine, processes=processes, address=address, restart=restart, progress=progress
-    )
+    with closing(Store(where)) as store:
+        progress = make_progress(quiet=quiet, as_json=as_json)
+        outcome = run_spec(
+            spec, store, engine=engine, processes=processes, address=address, restart=restart, progress=progress
+        )
+        _tell(store, outcome, started, write_report=write_report, as_json=as_json)
+
+
+def _tell(store: Store, outcome: Report, started: float, *, write_report: bool, as_json: bool) -> None:
+    """Print the results, write the report and say with the exit code how it went."""
     if as_json:
         _print_json(store, outcome, time.monotonic() - started)
     else:
@@ -291,29 +297,29 @@ def report(
     from fedpick.report.tables_groups import distance_table, group_table
 
     one_of(form, tables.FORMATS, "format")
-    opened = open_store(store)
-    if list_all:
-        for each in opened.experiments():
-            labels = dict.fromkeys(run.label for run in opened.runs(each.id))
-            typer.echo(f"{each.id}\t{each.hash[:8]}\t{each.title}\t{', '.join(labels)}")
-        return
-    chosen = opened.experiment(experiment)
-    results = analysis.load_results(opened, chosen)
-    shown = tables.tables_of(results, window)
-    if against is not None:
-        shown.append(tables.difference_table(results, against, window))
-    if groups is not None:
-        shown += [group_table(opened, results, groups), distance_table(opened, results, groups)]
-    if form == "terminal":
-        for table in shown:
-            wide_console().print(tables.to_rich(table))
-    else:
-        typer.echo(tables.render(shown, form), nl=False)
-    if html and (path := _write_html(opened, chosen, output, window=window, against=against, grouping=groups)):
-        typer.echo(f"Report: {path}", err=form != "terminal")
-    if figures is not None:
-        from fedpick.report.figures import write_figures
+    with closing(open_store(store)) as opened:
+        if list_all:
+            for each in opened.experiments():
+                labels = dict.fromkeys(run.label for run in opened.runs(each.id))
+                typer.echo(f"{each.id}\t{each.hash[:8]}\t{each.title}\t{', '.join(labels)}")
+            return
+        chosen = opened.experiment(experiment)
+        results = analysis.load_results(opened, chosen)
+        shown = tables.tables_of(results, window)
+        if against is not None:
+            shown.append(tables.difference_table(results, against, window))
+        if groups is not None:
+            shown += [group_table(opened, results, groups), distance_table(opened, results, groups)]
+        if form == "terminal":
+            for table in shown:
+                wide_console().print(tables.to_rich(table))
+        else:
+            typer.echo(tables.render(shown, form), nl=False)
+        if html and (path := _write_html(opened, chosen, output, window=window, against=against, grouping=groups)):
+            typer.echo(f"Report: {path}", err=form != "terminal")
+        if figures is not None:
+            from fedpick.report.figures import write_figures
 
-        formats = names_list(figure_formats) or []
-        written = write_figures(opened, figures, formats, chosen, window=window, against=against, grouping=groups)
-        typer.echo(f"Figures: {len(written)} files in {figures}", err=form != "terminal")
+            formats = names_list(figure_formats) or []
+            written = write_figures(opened, figures, formats, chosen, window=window, against=against, grouping=groups)
+            typer.echo(f"Figures: {len(written)} files in {figures}", err=form != "terminal")

@@ -39,6 +39,8 @@ def seeds_option(text: str | None) -> int | list[int] | None:
         seeds = [int(part) for part in text.split(",") if part.strip()]
     except ValueError as error:
         raise InvalidInput(f"--seeds must be a number of seeds, or seeds between commas. Got {text!r}.") from error
+    if not seeds:
+        raise InvalidInput(f"--seeds must be a number of seeds, or seeds between commas. Got {text!r}.")
     return seeds if "," in text else seeds[0]
 
 

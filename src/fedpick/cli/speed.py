@@ -51,9 +51,9 @@ def _printing(function: Any) -> Any:
             typer.echo(f"{name.replace('_', ' ')}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}")
         if json_file is not None:
             from fedpick.bench.records import to_json
+            from fedpick.report.files import put_file
 
-            json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_text(to_json(results, sort_keys=False, indent=1) + "\n")
+            put_file(json_file, to_json(results, sort_keys=False, indent=1) + "\n")
 
     option = Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")]
     own = inspect.signature(function, eval_str=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from fedpick.cli.experiments import DEFAULT_STORE, ProcessesOption, QuietOption,
 from fedpick.cli.options import names_list, numbers_list, one_of, seeds_option
 
 if TYPE_CHECKING:
+    from fedpick.bench.runner import Report
     from fedpick.bench.tune import Choice
 
 __all__ = ["tune"]
@@ -45,24 +47,17 @@ def tune(
     from fedpick.bench.runner import run
     from fedpick.bench.spec import load_spec
     from fedpick.bench.store import Store
+    from fedpick.report.files import put_file, refuse_directory
 
     one_of(score, search.SCORES, "score")
+    target = refuse_directory(output or spec.with_name(f"{spec.stem}-tuned.toml"))  # before the work, not after it
     chosen = load_spec(spec).override(only=names_list(only))
     grid = search.candidates(numbers_list(local_lr, "--local-lr") or [], numbers_list(server_lr, "--server-lr") or [])
     searched = search.grid_spec(chosen.override(seeds=seeds_option(seeds), rounds=rounds), grid, holdout=holdout)
-    opened = Store(store)
-    outcome = run(searched, opened, processes=processes, progress=make_progress(quiet=quiet, as_json=False))
-    for name, reason in outcome.failures.items():
-        typer.echo(f"failed: {name}: {reason}", err=True)
-    if outcome.stopped:
-        typer.echo(
-            f"Stopped; {outcome.stopped} runs are not finished. Go on with: {shlex.join(['fedpick', *sys.argv[1:]])}",
-            err=True,
-        )
-        raise typer.Exit(INTERRUPTED)
-    if outcome.failures:
-        raise typer.Exit(FAILURE)
-    choices = search.choose(opened, outcome.experiment, chosen, grid, score=score, evaluations=evaluations)
+    with closing(Store(store)) as opened:
+        outcome = run(searched, opened, processes=processes, progress=make_progress(quiet=quiet, as_json=False))
+        _require_complete(outcome)
+        choices = search.choose(opened, outcome.experiment, chosen, grid, score=score, evaluations=evaluations)
     _print_scores(searched.title, choices, score, f"{searched.rounds} rounds, seeds {list(searched.seeds)}.")
     for choice in choices:
         if choice.at_edge:
@@ -74,12 +69,21 @@ def tune(
     }  # fmt: skip
     words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     command = shlex.join(["fedpick", "tune", spec.name if spec.is_absolute() else str(spec), *words])
-    target = output or spec.with_name(f"{spec.stem}-tuned.toml")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(
-        search.tuned_text(chosen, choices, command=command, searched=searched, score=score), encoding="utf-8"
-    )
+    put_file(target, search.tuned_text(chosen, choices, command=command, searched=searched, score=score))
     typer.echo(f"Spec: {target}")
+
+
+def _require_complete(outcome: Report) -> None:
+    for name, reason in outcome.failures.items():
+        typer.echo(f"failed: {name}: {reason}", err=True)
+    if outcome.stopped:
+        typer.echo(
+            f"Stopped; {outcome.stopped} runs are not finished. Go on with: {shlex.join(['fedpick', *sys.argv[1:]])}",
+            err=True,
+        )
+        raise typer.Exit(INTERRUPTED)
+    if outcome.failures:
+        raise typer.Exit(FAILURE)
 
 
 def _print_scores(title: str, choices: list[Choice], score: str, effort: str) -> None:

@@ -8,6 +8,7 @@ The same data as the page draws (`charts`), drawn by matplotlib. The same store 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedpick.report.charts_base import Chart, opened, read_material
 from fedpick.report.charts_palette import Style, styles_of
 from fedpick.report.figures_compare import draw_best, draw_forest, draw_groups, draw_sweep
 from fedpick.report.figures_grids import draw_labels, draw_matrix, draw_points, draw_raster
+from fedpick.report.files import put_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,8 +92,9 @@ def write_figures(
 def _save(figure: Figure, path: Path) -> Path:
     # Neither version nor date in the file: the same picture stays the same.
     unwanted = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}[path.suffix]
-    figure.savefig(path, dpi=200, metadata={unwanted: None})
-    return path
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:], dpi=200, metadata={unwanted: None})
+    return put_file(path, content.getvalue())
 
 
 def _blank(width: float = 3.5, height: float = 2.5, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:

@@ -11,7 +11,6 @@ it with Plotly, whose code is in the file once (4.8 MB, nearly all of its size).
 from __future__ import annotations
 
 import json
-import os
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -23,6 +22,7 @@ from fedpick.core.errors import MissingDependency
 from fedpick.report.charts import sections_of
 from fedpick.report.charts_base import Chart, Material, Section, opened, read_material
 from fedpick.report.charts_palette import Style, styles_of
+from fedpick.report.files import put_file, refuse_directory
 from fedpick.report.html_parts import (
     citations_card,
     groups_card,
@@ -58,16 +58,11 @@ def write_report(
     `window` adds columns to the tables for the mean over so many evaluations, `against` the paired differences to the
     policy of that name. `grouping`: of clients, "availability" or "cluster"; None: what tells most, if anything does.
     """
+    target = refuse_directory(path)  # before the work, not after it
     which = experiment.id if isinstance(experiment, Experiment) else experiment
     with opened(store) as reader:
         text = page_of(read_material(reader, which, grouping=grouping), window=window, against=against)
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Under another name first: a reader, or a crash, never meets half a page.
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(target)
-    return target
+    return put_file(target, text)
 
 
 def page_of(material: Material, *, window: int = 1, against: str | None = None) -> str:

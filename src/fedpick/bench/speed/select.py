@@ -131,6 +131,10 @@ def command(
         if name not in policies.names():
             raise unknown_name("policy", name, policies.names())
     budgets = _sizes(cohorts)
+    if largest < 100:
+        raise InvalidInput(f"--largest must be at least 100, the smallest federation. Got {largest}.")
+    if rounds < 1:
+        raise InvalidInput(f"--rounds must be at least 1. Got {rounds}.")
     sizes = [10**power for power in range(2, 10) if 10**power <= largest]
     rows: list[dict[str, Any]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
