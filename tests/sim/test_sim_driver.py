@@ -243,13 +243,3 @@ def test_settings_are_plain_and_complete():
 def test_importing_the_package_does_not_import_jax():
     script = "import sys, fedpick.sim; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
-
-
-def test_the_guide_runs(capsys):
-    import re
-
-    text = (Path(__file__).parents[2] / "docs/guides/simulator.md").read_text()
-    first, second = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    exec(first.replace("rounds=50", "rounds=10"), {})
-    assert capsys.readouterr().out.startswith("9 ")
-    exec(second, {})
