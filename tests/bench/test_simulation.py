@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from itertools import islice
 
@@ -230,3 +231,68 @@ def test_infinite_and_unknown_numbers_run_resume_and_are_shown(tmp_path):
     assert first.rounds_done == 3
     pytest.importorskip("plotly")
     assert "kappa2 = inf" in write_report(store, tmp_path / "r.html").read_text()
+
+
+LOG = "client,time,state\n" + "".join(f"{device},{3600 * (device + 1)},2\n" for device in range(12))
+OTHER_LOG = LOG.replace("3600,2", "7200,2", 1)
+
+
+def trace_spec(file, **run_section):
+    section = {"name": "trace", "path": str(file), "round_seconds": 3600}
+    return small_spec(("uniform",), availability=section, run={"rounds": 2, **run_section})
+
+
+def test_a_changed_file_of_device_logs_is_not_mixed_in(tmp_path):
+    from fedpick.bench.worker import work
+    from fedpick.report.accounting import find_groups, groups_of
+
+    log = tmp_path / "log.csv"
+    log.write_text(LOG)
+    store = Store(tmp_path / "a.sqlite")
+    report = run(trace_spec(log), store, processes=1)
+    assert report.complete
+    first = store.runs(report.experiment.id)[0]
+    assert first.manifest["files"] == {"availability.path": hashlib.sha256(LOG.encode()).hexdigest()}
+    moved = tmp_path / "moved.csv"
+    log.rename(moved)
+    moved.rename(log)
+    assert run(trace_spec(log, rounds=3), store, processes=1).complete
+    assert groups_of(store, first, "availability").names
+    log.write_text(OTHER_LOG)
+    for changes in ({"rounds": 4}, {"rounds": 3}, {"rounds": 3, "seeds": 2}):
+        with pytest.raises(InvalidInput, match=r"log\.csv is not the one this run was begun with.*--restart"):
+            run(trace_spec(log, **changes), store, processes=1)
+    assert len(store.experiments()) == 2  # nothing was put down for them
+    with pytest.raises(InvalidInput, match="is not the one this run was begun with"):
+        work(store, first.id, 4)
+    with pytest.raises(InvalidInput, match="is not the one this run was begun with"):
+        groups_of(store, first, "availability")
+    assert find_groups(store, first) is None
+    assert run(trace_spec(log), store, processes=1, restart=True).complete
+    assert store.run(first.id).manifest["files"] == {
+        "availability.path": hashlib.sha256(OTHER_LOG.encode()).hexdigest()
+    }
+
+
+def test_runs_from_before_files_were_noted_go_on(tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text(LOG)
+    store = Store(tmp_path / "a.sqlite")
+    first = store.runs(run(trace_spec(log), store, processes=1).experiment.id)[0]
+    older = {key: value for key, value in first.manifest.items() if key != "files"}
+    store.update_run(first.id, manifest=json.dumps(older))
+    assert run(trace_spec(log, rounds=3), store, processes=1).complete
+
+
+def test_files_are_known_by_the_type_of_their_option(tmp_path):
+    from fedpick.bench.files import referenced_files
+
+    writers = tmp_path / "mnist"
+    writers.write_bytes(b"anything")
+    settings = {
+        "data": {"name": "mnist", "writers": str(writers), "directory": str(tmp_path)},
+        "task": {"name": "mlp"},
+        "availability": {"name": "ideal"},
+    }
+    assert referenced_files(settings) == {"data.writers": hashlib.sha256(b"anything").hexdigest()}
+    assert referenced_files({**settings, "data": {"name": "mnist", "writers": str(tmp_path / "absent")}}) == {}

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedpick.bench.schema import Option, Problem, Registries, check_options, first_error, nearest
+from fedpick.core.errors import FedpickError, MissingDependency
+from fedpick.core.targets import is_target
 from fedpick.bench.values import finite_problems
 
 __all__ = ["POLICY_KEYS", "content_problems", "run_problems", "section_problems"]
@@ -28,6 +30,8 @@ _RUN_KEYS = [
 ]
 # Elsewhere some numbers may be infinite or unknown, and what they are given to says which: kappa2, deadline.
 _FINITE = ("data", "partition", "task", "local", "server", "simulator")
+# Sections whose name may be `package.module:function`.
+_TARGETS = ("data", "task")
 # Keys that are not handed to the thing itself.
 _OWN_SEED = Option("seed", int)
 _HISTORY = Option("history", int)
@@ -82,10 +86,14 @@ def _name_problems(section: str, table: Mapping[str, Any], known: Registries, pa
     name = table.get("name")
     if not isinstance(name, str):
         return [Problem(path, f"[{section}] needs a name, as text. Got {name!r}.")]
+    if section in _TARGETS and is_target(name):
+        return []  # imported when its options are asked for
     names = list(known.names[section]())
     kind = {"data": "data set", "policies": "policy", "availability": "availability process"}.get(section, section)
     if name not in names:
         message = f"There is no {kind} named {name!r}.{nearest(name, names)} Known: {', '.join(sorted(names))}."
+        if section in _TARGETS:
+            message += " Your own is named 'package.module:function'."
         return [Problem((*path, "name"), message)]
     return []
 
@@ -99,7 +107,12 @@ def _named_problems(
     own = [Option("name", str), *extra]
     skipped = {option.name for option in own}
     given = {key: value for key, value in table.items() if key not in skipped}
-    options = known.options[section](name)
+    try:
+        options = known.options[section](name)
+    except MissingDependency:
+        raise
+    except FedpickError as error:  # something of one's own that cannot be imported
+        return [Problem((*path, "name"), f"[{section}]: {error}")]
     problems = check_options(f"[{section}] {name}", {k: table[k] for k in table if k in skipped}, own, path)
     problems += check_options(f"[{section}] {name}", given, options, path)
     if section in _FINITE:

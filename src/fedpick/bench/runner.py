@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedpick.bench.engines import Engine, Inline, Processes, RayCluster, StopFlag
+from fedpick.bench.files import refuse_changed_files
 from fedpick.bench.progress import Progress, RunLine
 from fedpick.bench.simulation import refuse_early
 from fedpick.bench.spec import Spec
@@ -79,6 +80,11 @@ def run(
     """
     if build == DEFAULT_BUILD:
         refuse_early([spec.settings_of(policy, spec.seeds[0]) for policy in spec.policies])
+    if not restart:
+        # Those that are done, too: one table must not hold two traces under one name.
+        keys = [spec.run_key(policy, seed) for policy in spec.policies for seed in spec.seeds]
+        for known in store.runs_with(keys):
+            refuse_changed_files(known.manifest, known.settings)
     experiment = store.experiment(store.register(spec))
     members = store.runs(experiment.id)
     if restart:

@@ -18,7 +18,19 @@ from typing import Any, Literal, Union
 from fedpick.core import registry
 from fedpick.core.errors import FedpickError, MissingDependency
 
-__all__ = ["Option", "Problem", "Registries", "check_options", "expected", "fits", "nearest", "options_of"]
+__all__ = [
+    "Option",
+    "Problem",
+    "Registries",
+    "alternatives",
+    "build_settings",
+    "check_options",
+    "expected",
+    "first_error",
+    "fits",
+    "nearest",
+    "options_of",
+]
 
 
 @dataclass(frozen=True)
@@ -72,16 +84,16 @@ def options_of(target: Any, skip: Iterable[str] = ()) -> list[Option] | None:
     ]
 
 
-def _unfold(hint: Any) -> tuple[Any, ...]:
+def alternatives(hint: Any) -> tuple[Any, ...]:
     """The alternatives of a union, or the hint alone."""
     if typing.get_origin(hint) in (Union, types.UnionType):
-        return tuple(part for alternative in typing.get_args(hint) for part in _unfold(alternative))
+        return tuple(part for alternative in typing.get_args(hint) for part in alternatives(alternative))
     return (hint,)
 
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a TOML value can stand for an argument of this type; True where the type says nothing checkable."""
-    return any(_fits_one(value, alternative) for alternative in _unfold(hint))
+    return any(_fits_one(value, alternative) for alternative in alternatives(hint))
 
 
 def _fits_one(value: Any, hint: Any) -> bool:
@@ -114,7 +126,7 @@ def _fits_one(value: Any, hint: Any) -> bool:
 
 def expected(hint: Any) -> str:
     """What a value of this type looks like, in words."""
-    return " or ".join(dict.fromkeys(_words(part) for part in _unfold(hint) if part not in (None, type(None))))
+    return " or ".join(dict.fromkeys(_words(part) for part in alternatives(hint) if part not in (None, type(None))))
 
 
 def _words(hint: Any) -> str:
@@ -154,7 +166,7 @@ def check_options(
                 )
             )
         elif isinstance(value, Mapping):
-            nested = [part for part in _unfold(by_name[key].hint) if is_dataclass(part)]
+            nested = [part for part in alternatives(by_name[key].hint) if is_dataclass(part)]
             if nested:
                 problems += check_options(f"{owner}.{key}", value, options_of(nested[0]), (*path, key))
     for option in known:
@@ -264,7 +276,7 @@ def build_settings(settings_class: Any, options: Mapping[str, Any]) -> Any:
     hints = _hints(settings_class)
     values: dict[str, Any] = {}
     for key, value in options.items():
-        nested = [part for part in _unfold(hints.get(key, Any)) if is_dataclass(part)]
+        nested = [part for part in alternatives(hints.get(key, Any)) if is_dataclass(part)]
         if nested and isinstance(value, Mapping):
             values[key] = build_settings(nested[0], value)
         else:

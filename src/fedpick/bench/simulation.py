@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick import availability, data
+from fedpick.bench.files import referenced_files
 from fedpick.bench.records import RoundRecord, pack_checkpoint, unpack_checkpoint
 from fedpick.bench.schema import build_settings
 from fedpick.core import registry
@@ -152,11 +153,13 @@ class FederatedRun:
     trace: Any
     settings: Mapping[str, Any]
     federation: Mapping[str, Any]
+    files: Mapping[str, str]
+    """See `fedpick.bench.files.referenced_files`."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
         """How this was computed."""
-        return {"simulator": self.simulator.settings()}
+        return {"simulator": self.simulator.settings(), **({"files": self.files} if self.files else {})}
 
     @property
     def model_bytes(self) -> int:
@@ -267,6 +270,7 @@ def build(settings: Mapping[str, Any]) -> FederatedRun:
     """The run that these settings (the column `runs.settings`) describe, at its start."""
     from fedpick.sim import Faults, LocalTraining, ServerStep, Simulator, tasks
 
+    files = referenced_files(settings)
     federation = federation_of(settings)
     clients, trace = clients_and_trace(settings, federation)
     task_options = {name: value for name, value in settings["task"].items() if name != "name"}
@@ -293,8 +297,9 @@ def build(settings: Mapping[str, Any]) -> FederatedRun:
         )
     session = Session(_policy(settings), clients, settings["seed"], provides=simulator.provides)
     histogram = federation.label_histogram
+    data_files = [f"{name} {digest}" for name, digest in files.items() if name.startswith("data.")]
     row = {
-        "key": hashlib.sha256("\n".join(_data_texts(settings)).encode()).hexdigest(),
+        "key": hashlib.sha256("\n".join([*_data_texts(settings), *data_files]).encode()).hexdigest(),
         "data": federation.name,
         "partition": federation.partition,
         "num_clients": federation.num_clients,
@@ -302,7 +307,7 @@ def build(settings: Mapping[str, Any]) -> FederatedRun:
         "num_examples": clients.num_examples.astype("<f8").tobytes(),
         "label_histogram": None if histogram is None else histogram.astype("<i4").tobytes(),
     }
-    return FederatedRun(session, simulator, trace, settings, row)
+    return FederatedRun(session, simulator, trace, settings, row, files)
 
 
 def refuse_early(all_settings: list[Mapping[str, Any]]) -> None:

@@ -2,13 +2,13 @@
 
     title = "Fashion-MNIST, 2 shards per client"     # optional; the file name otherwise
 
-    [data]                 # name and the options of that data set (`fedpick list datasets`)
+    [data]                 # name (or package.module:function) and options of the data set (`fedpick list datasets`)
     name = "fmnist"        # `seed = 1` fixes it; otherwise every run's seed makes its own
     [partition]            # name, num_clients, holdout, split and the options of that partition
     name = "2spc"
     num_clients = 100
     holdout = 0.2
-    [task]                 # name and the options of that task
+    [task]                 # name (or package.module:function) and the options of that task
     name = "mlp"
     dropout = "fedcor"
     [local]                # fields of fedpick.sim.LocalTraining; lr is a number or a schedule
@@ -62,6 +62,7 @@ from fedpick.bench.checks import POLICY_KEYS, content_problems, run_problems, se
 from fedpick.bench.schema import Registries, nearest
 from fedpick.bench.toml_lines import key_lines, line_of
 from fedpick.core.errors import InvalidInput
+from fedpick.core.targets import make_importable
 
 __all__ = ["Named", "PolicySpec", "Spec", "SpecError", "canonical_json", "load_spec", "parse_spec"]
 
@@ -274,6 +275,7 @@ def load_spec(path: str | Path, registries: Registries | None = None) -> Spec:
     except tomllib.TOMLDecodeError as error:
         line = text.count("\n", 0, getattr(error, "pos", 0)) + 1 if hasattr(error, "pos") else _line_in(str(error))
         raise SpecError(str(path), [(line, f"not valid TOML: {error}.")]) from error
+    make_importable(file.parent)  # data and tasks of one's own lie beside the spec that names them
     return parse_spec(content, source=str(path), title=file.stem, text=text, registries=registries)
 
 

@@ -103,6 +103,9 @@ class SelectionRow:
     """(N,)"""
 
 
+_RUNS = sa.select(tables.runs, tables.runs.c.policy.label("label"), sa.literal(0).label("position"))
+
+
 class Reader:
     """The reading half of `fedpick.bench.store.Store`."""
 
@@ -147,11 +150,14 @@ class Reader:
 
     def run(self, run_id: int) -> Run:
         """One run by its id, outside of any experiment: its label is the policy's name."""
-        query = sa.select(tables.runs, tables.runs.c.policy.label("label"), sa.literal(0).label("position"))
-        rows = self._rows(query.where(tables.runs.c.id == run_id))
+        rows = self._rows(_RUNS.where(tables.runs.c.id == run_id))
         if not rows:
             raise InvalidInput(f"There is no run {run_id} in this store.")
         return _run(rows[0])
+
+    def runs_with(self, keys: list[str]) -> list[Run]:
+        """The runs with these keys that are there already; see `run` for their labels."""
+        return [_run(row) for row in self._rows(_RUNS.where(tables.runs.c.key.in_(keys)))]
 
     def progress(self, run_ids: list[int]) -> dict[int, tuple[str, int, float | None]]:
         """run -> (status, rounds done, latest accuracy)."""

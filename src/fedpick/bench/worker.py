@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 import fedpick
+from fedpick.bench.files import refuse_changed_files
 from fedpick.bench.records import to_json, utc_now
 from fedpick.bench.simulation import Simulation
 from fedpick.bench.store import Store, StoreError
@@ -64,6 +65,7 @@ def work(
         simulation = _builder(build)(run.settings)
         done, content = store.resume(run_id)
         if content is not None:
+            refuse_changed_files(run.manifest, run.settings)
             _refuse_other_makers(run.manifest, simulation)
             simulation.restore(content)
         _describe(store, run_id, simulation, run.manifest)
@@ -88,7 +90,7 @@ def _refuse_other_makers(manifest: Mapping[str, Any], simulation: Simulation) ->
             "start the run over with --restart."
         )
     for name, fact in simulation.facts.items():
-        if name in manifest and to_json(manifest[name]) != to_json(fact):
+        if name in manifest and name != "files" and to_json(manifest[name]) != to_json(fact):
             raise StoreError(
                 f"This run was begun with the {name} {to_json(manifest[name])}; here it is {to_json(fact)}. Go on on a "
                 "machine like the first (shards follow its cores), or start the run over with --restart."

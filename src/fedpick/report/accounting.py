@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick import availability
+from fedpick.bench.files import refuse_changed_files
 from fedpick.bench.store_read import Reader, Run
 from fedpick.core.errors import FedpickError, InvalidInput
 from fedpick.core.types import Clients
@@ -114,7 +115,7 @@ def find_groups(store: Reader, run: Run, most: int = 20) -> tuple[str, Groups] |
     """(grouping, groups) that tell most about a run: clusters where there are some, else by availability.
 
     None where all clients are in one group, or where the availability cannot be made again here: its file is
-    elsewhere, or it is a process of somebody's own.
+    elsewhere or has changed, or it is a process of somebody's own.
     """
     try:
         trace = _trace(store, run)
@@ -134,6 +135,7 @@ def _trace(store: Reader, run: Run) -> availability.Trace:
     facts = store.federation(run.federation_id)
     histogram = None if facts.label_histogram is None else facts.label_histogram.astype(np.float64)
     clients = Clients(num_examples=facts.num_examples, label_histogram=histogram)
+    refuse_changed_files(run.manifest, run.settings, ["availability"])
     options = {key: value for key, value in run.settings["availability"].items() if key != "history"}
     seed = options.pop("seed", run.seed)
     return availability.get(options.pop("name"), **options).start(clients, seed)
