@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedpick.bench.schema import Option, Problem, Registries, check_options, first_error, nearest
+from fedpick.bench.values import finite_problems
 from fedpick.core.errors import FedpickError, MissingDependency
 from fedpick.core.targets import is_target
-from fedpick.bench.values import finite_problems
 
 __all__ = ["POLICY_KEYS", "content_problems", "run_problems", "section_problems"]
 
@@ -111,8 +111,8 @@ def _named_problems(
         options = known.options[section](name)
     except MissingDependency:
         raise
-    except FedpickError as error:  # something of one's own that cannot be imported
-        return [Problem((*path, "name"), f"[{section}]: {error}")]
+    except FedpickError as reason:  # something of one's own that cannot be imported
+        return [Problem((*path, "name"), f"[{section}]: {reason}")]
     problems = check_options(f"[{section}] {name}", {k: table[k] for k in table if k in skipped}, own, path)
     problems += check_options(f"[{section}] {name}", given, options, path)
     if section in _FINITE:

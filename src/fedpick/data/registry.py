@@ -1,4 +1,7 @@
-"""Names of data sets, and the way from a name to the data."""
+"""Names of data sets, and the way from a name to the data.
+
+`package.module:function` names a data set of one's own: a function that returns a `Dataset`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpick.core.errors import InvalidInput, unknown_name
+from fedpick.core.targets import call_target, is_target, load_target, takes
 from fedpick.data.images import CIFAR10, EMNIST_DIGITS, FMNIST, MNIST, cifar10, digits, emnist_digits, fmnist, mnist
 from fedpick.data.sentiment import GLOVE, SENTIMENT140, sentiment140
 from fedpick.data.sources import Collection, Progress, find_files
@@ -55,34 +59,42 @@ def names() -> tuple[str, ...]:
 
 def loader_of(name: str) -> Callable[..., Dataset]:
     """The function behind a name; its keyword arguments are the options of the data set."""
+    if is_target(name):
+        return load_target("data set", name)
     if name not in _LOADERS:
-        raise unknown_name("data set", name, _LOADERS, "`fedpick list datasets` shows them all")
+        hint = "`fedpick list datasets` shows them all; your own is named 'package.module:function'"
+        raise unknown_name("data set", name, _LOADERS, hint)
     return _LOADERS[name]
 
 
 def describe(name: str) -> str:
     """One line about a data set."""
-    return (inspect.getdoc(loader_of(name)) or "").splitlines()[0]
+    return (inspect.getdoc(loader_of(name)) or "").partition("\n")[0]
 
 
 def cite(name: str) -> str:
-    """Whom to cite for a data set."""
+    """Whom to cite for a data set; nobody that fedpick knows of for your own."""
     loader_of(name)
-    return _CITATIONS[name]
+    return _CITATIONS.get(name, "")
 
 
 def load(name: str, **options: Any) -> Dataset:
     """A data set by name; files are searched, verified and, if need be, fetched (see `fedpick.data.sources`).
+
+    `package.module:function` is your own: the function is called with the options and returns a `Dataset`.
 
     >>> from fedpick.data import load
     >>> load("synthetic", alpha=0.5, beta=0.5, num_clients=10, seed=1).num_classes
     10
     """
     loader = loader_of(name)
-    known = list(inspect.signature(loader).parameters)
     for option in options:
-        if option not in known:
-            raise InvalidInput(f"The data set {name!r} has no option {option!r}. It has {', '.join(known)}.")
+        if not takes(loader, option):
+            known = ", ".join(inspect.signature(loader).parameters) or "none"
+            raise InvalidInput(f"The data set {name!r} has no option {option!r}. It has {known}.")
+    if is_target(name):
+        dataset: Dataset = call_target("data set", name, loader, Dataset, options)
+        return dataset
     return loader(**options)
 
 

@@ -1,6 +1,7 @@
 """Tasks: a model and its loss, as three functions.
 
-A task of your own is a `Task` with `init`, `per_example_loss` and `correct`; those of the papers are built by name:
+A task of your own is a `Task` with `init`, `per_example_loss` and `correct`; where a name is wanted, it is
+`package.module:function`, a function that returns one. Those of the papers are built by name:
 
 >>> from fedpick.sim import tasks
 >>> "mlp" in tasks.names()
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpick.core.errors import InvalidInput, unknown_name
+from fedpick.core.targets import call_target, is_target, load_target, takes
 from fedpick.sim.devices import require_jax
 
 __all__ = ["Task", "builder_of", "describe", "get", "names"]
@@ -58,7 +60,8 @@ _TASKS: dict[str, tuple[str, str]] = {
 }
 
 
-_BUILT: dict[tuple[str, str], Task] = {}
+_BUILT: dict[tuple[Callable[..., Task], str], Task] = {}
+_FROM_THE_DATA = ("input_shape", "num_classes")
 
 
 def names() -> tuple[str, ...]:
@@ -68,13 +71,18 @@ def names() -> tuple[str, ...]:
 
 def describe(name: str) -> str:
     """One line about a task."""
+    if is_target(name):
+        return (inspect.getdoc(builder_of(name)) or "").partition("\n")[0]
     if name not in _TASKS:
-        raise unknown_name("task", name, _TASKS, "run `fedpick list tasks` to see them")
+        hint = "run `fedpick list tasks` to see them; your own is named 'package.module:function'"
+        raise unknown_name("task", name, _TASKS, hint)
     return _TASKS[name][1]
 
 
 def builder_of(name: str) -> Callable[..., Task]:
     """The function behind a name; its keyword arguments are the options of the task."""
+    if is_target(name):
+        return load_target("task", name)
     describe(name)
     require_jax()
     from fedpick.sim import models
@@ -83,13 +91,18 @@ def builder_of(name: str) -> Callable[..., Task]:
 
 
 def get(name: str, **options: Any) -> Task:
-    """Build a task by name. All take `input_shape` and `num_classes`; the rest is each task's own."""
+    """Build a task by name. `input_shape` and `num_classes` come from the data, the rest is each task's own.
+
+    `package.module:function` is your own: the function is called with the options, and with those two if it takes them.
+    """
     builder = builder_of(name)
-    known = inspect.signature(builder).parameters
-    if unknown := sorted(set(options) - set(known)):
-        raise InvalidInput(f"The task {name!r} has the options {', '.join(known)}. Got {', '.join(unknown)}.")
+    if is_target(name):
+        options = {key: value for key, value in options.items() if key not in _FROM_THE_DATA or takes(builder, key)}
+    if unknown := sorted(option for option in options if not takes(builder, option)):
+        known = ", ".join(inspect.signature(builder).parameters) or "none"
+        raise InvalidInput(f"The task {name!r} has the options {known}. Got {', '.join(unknown)}.")
     # The same task is the same object: programs compiled for it are then shared by all simulators of a process.
-    key = (name, repr(sorted(options.items())))
+    key = (builder, repr(sorted(options.items())))
     if key not in _BUILT:
-        _BUILT[key] = builder(**options)
+        _BUILT[key] = call_target("task", name, builder, Task, options) if is_target(name) else builder(**options)
     return _BUILT[key]
