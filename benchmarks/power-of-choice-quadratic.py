@@ -1,10 +1,11 @@
-"""Power-of-Choice, figure 2 (a) and (b): how far the global loss is above its minimum, from the runs in a store.
+"""Power-of-Choice, figures 2 (a), (b) and 8: how far the global loss is above its minimum, and who is selected.
 
     fedpick run benchmarks/power-of-choice-quadratic-30.toml --rounds 25000
     python benchmarks/power-of-choice-quadratic.py
 
 Prints, in per cent of the minimum, the mean over the seeds (least to most), and in which round each policy first is
-where rand is at some rounds, seed by seed.
+where rand is at some rounds, seed by seed; then the shares of all places that the most and the least selected clients
+have had.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import numpy as np
 from fedpick import data
 from fedpick.data.synthetic import quadratic_optimum
 from fedpick.report.charts_base import opened
-from fedpick.report.paper_figures import draw_loss_curves
+from fedpick.report.paper_figures import draw_loss_curves, draw_over
 
 FIGURE = Path(__file__).parent.parent / "docs/figures/power-of-choice-quadratic.png"
+PROFILE = FIGURE.with_name("power-of-choice-profile.png")
 LOOKS = (2500, 5000, 10_000, 15_000, 25_000)
 LEVELS = (5000, 10_000, 15_000)
 Curves = dict[str, dict[int, tuple[np.ndarray, np.ndarray]]]
+Profiles = dict[str, np.ndarray]
 
 
 def excess_losses(store: str, name: str | None) -> tuple[str, Curves]:
@@ -40,6 +43,30 @@ def excess_losses(store: str, name: str | None) -> tuple[str, Curves]:
     return experiment.title, curves
 
 
+def selection_profiles(store: str, name: str | None) -> Profiles:
+    """By label, (S, K) shares of all places, the most selected client of each seed first (figure 8)."""
+    found: dict[str, list[np.ndarray]] = {}
+    with opened(store) as reader:
+        for run in reader.runs(reader.experiment(name).id):
+            counts = np.sort(reader.selection_counts(run.id))[::-1]
+            found.setdefault(run.label, []).append(counts / counts.sum())
+    return {label: np.stack(rows) for label, rows in found.items()}
+
+
+def print_profiles(profiles: Profiles) -> None:
+    """A line per policy."""
+    print(
+        "\n| policy | the most selected client | a tenth of the clients | the less selected half |\n|---|---|---|---|"
+    )
+    for label, shares in profiles.items():
+        size = shares.shape[1]
+        parts = (shares[:, 0], shares[:, : size // 10].sum(axis=1), shares[:, size // 2 :].sum(axis=1))
+        print(
+            f"| {label} |"
+            + "".join(f" {100 * p.mean():.1f} ({100 * p.min():.1f} to {100 * p.max():.1f}) |" for p in parts)
+        )
+
+
 def first_below(curve: tuple[np.ndarray, np.ndarray], level: float) -> str:
     """The first round at which the loss was measured to be at most this; "never"."""
     below = np.flatnonzero(curve[1] <= level)
@@ -53,6 +80,7 @@ def main() -> None:
     parser.add_argument("--experiment", help="title, id or hash; default: the latest")
     parser.add_argument("--against", default="rand", help="label of the policy whose levels count")
     parser.add_argument("--figure", type=Path, default=FIGURE)
+    parser.add_argument("--profile", type=Path, default=PROFILE, help="where the picture of who is selected goes")
     options = parser.parse_args()
     title, curves = excess_losses(options.store, options.experiment)
     looks = [look for look in LOOKS if all(look <= curve[0][-1] for each in curves.values() for curve in each.values())]
@@ -81,6 +109,13 @@ def main() -> None:
         for label, each in curves.items()
     }
     print(draw_loss_curves({title.split(": ")[-1]: drawn}, options.figure, ylabel="(F - F*) / F*"))
+    profiles = selection_profiles(options.store, options.experiment)
+    print_profiles(profiles)
+    ranked = {
+        label: list(zip(range(shares.shape[1]), shares.mean(axis=0), shares.std(axis=0), strict=True))
+        for label, shares in profiles.items()
+    }
+    print(draw_over(ranked, options.profile, xlabel="clients, the most selected first", ylabel="share of all places"))
 
 
 if __name__ == "__main__":
