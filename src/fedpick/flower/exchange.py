@@ -1,4 +1,4 @@
-"""Messages: a view of the grid that shows only some nodes, questions, and what replies hold."""
+"""Messages: a view of the grid that shows only some nodes, questions, whose reply is whose, and sums of updates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedpick.flower.client import ACTION
 
-__all__ = ["CohortGrid", "attribute", "metrics_of", "moved", "number", "questions", "sketch", "update_of"]
+__all__ = ["CohortGrid", "attribute", "moved", "questions", "sketch"]
 
 _SKETCH_SIZE = 512
 
@@ -75,35 +75,6 @@ def attribute(messages: Iterable[Message], replies: Iterable[Message]) -> dict[i
         for reply in replies
         if reply.metadata.reply_to_message_id in sent
     }
-
-
-def metrics_of(reply: Message | None) -> Mapping[str, Any]:
-    """The metrics of a reply; empty where there are none."""
-    if reply is None or reply.has_error():
-        return {}
-    return next(iter(reply.content.metric_records.values()), {})
-
-
-def number(value: Any) -> float:
-    """A reported value as a number, NaN where it is none."""
-    return float(value) if isinstance(value, (int, float)) else float("nan")
-
-
-def update_of(reply: Message | None, arrays: ArrayRecord) -> dict[str, NDArray[Any]] | None:
-    """new - old for every array of a training reply; None for an update that is missing, incomplete or not finite."""
-    if reply is None or reply.has_error():
-        return None
-    records = list(reply.content.array_records.values())
-    if len(records) != 1 or set(records[0]) != set(arrays):
-        return None
-    update = {}
-    for name, old in arrays.items():
-        new = records[0][name].numpy()
-        before = old.numpy()
-        if new.shape != before.shape or not np.isfinite(np.asarray(new, dtype=np.float64)).all():
-            return None
-        update[name] = new - before
-    return update
 
 
 def moved(arrays: ArrayRecord, steps: Iterable[tuple[float, Mapping[str, NDArray[Any]]]]) -> ArrayRecord:

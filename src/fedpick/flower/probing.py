@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from fedpick.core.policy import Signal
 from fedpick.core.types import Probe, aggregation_weights
 from fedpick.flower.attendance import Attendance
-from fedpick.flower.exchange import attribute, moved, number, questions, sketch, update_of
+from fedpick.flower.exchange import attribute, moved, questions, sketch
+from fedpick.flower.replies import number, update_of
 from fedpick.flower.wrapped import train_messages
 
 __all__ = ["Prober"]

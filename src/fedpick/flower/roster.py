@@ -8,6 +8,8 @@ client reports; the node id. (Without authentication a node's public key is as s
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +21,11 @@ from numpy.typing import NDArray
 from fedpick.core.errors import StateFileError
 from fedpick.core.state import write_atomically
 from fedpick.core.types import Clients
+from fedpick.flower.introduction import usable_histogram, usable_size
 
 __all__ = ["KeyFunction", "Roster"]
+
+_FILE, _FORMAT = "roster.json", "fedpick-roster"
 
 KeyFunction = Callable[[Any, Mapping[str, Any]], "str | int"]
 """(NodeInfo, what the client reported) -> a key that stays the same when the node id does not."""
@@ -60,10 +65,10 @@ class Roster:
                 self.num_examples.append(float("nan"))
                 self.histograms.append(None)
             index = known[key]
-            if "num-examples" in facts:
-                self.num_examples[index] = float(facts["num-examples"])
-            if "label-histogram" in facts:
-                self.histograms[index] = [float(count) for count in facts["label-histogram"]]
+            if not math.isnan(size := usable_size(facts.get("num-examples"))):
+                self.num_examples[index] = size
+            if (histogram := usable_histogram(facts.get("label-histogram"))) is not None:
+                self.histograms[index] = histogram
             if (old := self.node_of.get(index)) is not None and old != node_id:
                 self.index_of_node.pop(old, None)
                 self.replaced[old] = index
@@ -83,15 +88,28 @@ class Roster:
         return Clients(num_examples=sizes, label_histogram=self._label_histogram())
 
     def _label_histogram(self) -> NDArray[np.float64] | None:
-        """What was reported; clients that keep theirs to themselves count as the mean of the others."""
-        reported = [histogram for histogram in self.histograms if histogram is not None]
-        if not reported:
+        """What was reported; clients that keep theirs to themselves, or count other labels, are the others' mean."""
+        width = self._width()
+        if width is None:
             return None
-        width = len(reported[0])
-        mean = np.mean([histogram for histogram in reported if len(histogram) == width], axis=0)
+        mean = np.mean([row for row in self.histograms if row is not None and len(row) == width], axis=0)
         return np.array(
             [mean if row is None or len(row) != width else row for row in self.histograms], dtype=np.float64
         )
+
+    def _width(self) -> int | None:
+        """How many labels most clients count; among equals the width that was reported first."""
+        widths = Counter(len(row) for row in self.histograms if row is not None)
+        return max(widths, key=lambda width: widths[width]) if widths else None
+
+    def odd_histograms(self) -> dict[int, tuple[int, int]]:
+        """index -> (number of labels, that of most clients) for those whose histogram does not fit the others'."""
+        width = self._width()
+        return {
+            index: (len(row), width)
+            for index, row in enumerate(self.histograms)
+            if row is not None and width is not None and len(row) != width
+        }
 
     def indices(self, node_ids: Sequence[int]) -> list[int]:
         """The indices of the nodes that are in the roster."""
@@ -101,22 +119,33 @@ class Roster:
         """Write the roster; rows are only ever added, so a roster newer than the policy's state does no harm."""
         path.mkdir(parents=True, exist_ok=True)
         rows = {"keys": self.keys, "num_examples": self.num_examples, "histograms": self.histograms}
-        write_atomically(path / "roster.json", json.dumps({"format": "fedpick-roster", "schema": 1, **rows}).encode())
+        write_atomically(path / _FILE, json.dumps({"format": _FORMAT, "schema": 1, **rows}).encode())
+        for file in path.glob(f"{_FILE}.*.partial"):  # what a crash left
+            if file.name.removeprefix(f"{_FILE}.").removesuffix(".partial").isdecimal():
+                file.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: Path) -> Roster:
         """Read the roster that `save` wrote."""
-        file = path / "roster.json"
+        file = path / _FILE
         try:
             rows = json.loads(file.read_text())
-            if rows["format"] != "fedpick-roster" or rows["schema"] != 1:
+            if rows["format"] != _FORMAT or rows["schema"] != 1:
                 raise StateFileError(f"{file} is not a roster that this version of fedpick reads.")
-            return cls(keys=rows["keys"], num_examples=rows["num_examples"], histograms=rows["histograms"])
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+            keys = [str(key) for key in rows["keys"]]
+            sizes = [usable_size(size) for size in rows["num_examples"]]
+            histograms = [usable_histogram(row) for row in rows["histograms"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, StateFileError):
+                raise
             raise StateFileError(f"{file} is missing or damaged: {error}.") from error
+        if not len(keys) == len(sizes) == len(histograms):
+            raise StateFileError(f"{file} is damaged: it has {len(keys)} keys for {len(sizes)} sizes.")
+        return cls(keys=keys, num_examples=sizes, histograms=histograms)
 
 
 def _natural(key: str) -> tuple[str, int, str]:
     """An order in which partition 9 comes before partition 10."""
     kind, _, rest = key.partition(":")
-    return (kind, int(rest), "") if rest.isdigit() else (kind, 0, rest)
+    # Not isdigit: to that a superscript is a digit. And int refuses to read thousands of digits.
+    return (kind, int(rest), "") if rest.isdecimal() and len(rest) < 20 else (kind, 0, rest)

@@ -20,19 +20,27 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from fedpick.core.errors import InvalidInput
+from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.sampling import sample_uniform
 from fedpick.core.session import Session
 from fedpick.core.types import Clients, Outcome, Selection, aggregation_weights
 from fedpick.flower.attendance import Attendance
-from fedpick.flower.exchange import CohortGrid, attribute, metrics_of, moved, number, update_of
+from fedpick.flower.exchange import CohortGrid, attribute, moved
+from fedpick.flower.introduction import usable_size
 from fedpick.flower.probing import Prober
 from fedpick.flower.progress import Diary, RoundReport
+from fedpick.flower.replies import Updates, metrics_of, number, squared_norm, usable_together, usable_updates
 from fedpick.flower.roster import KeyFunction, Roster
 from fedpick.flower.settings import REPORTS, Settings
-from fedpick.flower.wrapped import everybody, layers, refuse_unsuitable, train_messages, weight_key
+from fedpick.flower.wrapped import (
+    everybody,
+    layers,
+    refuse_unsuitable,
+    train_messages,
+    weight_key,
+)
 
 __all__ = ["PROVIDES", "PolicyStrategy", "with_policy"]
 
@@ -50,8 +58,6 @@ PROVIDES = frozenset(
     }
 )
 """What a Flower federation can report. `outputs` is missing: no client-side call trains without sending the model."""
-
-Updates = Sequence[Mapping[str, NDArray[Any]] | None]
 
 
 def with_policy(
@@ -176,6 +182,8 @@ class PolicyStrategy(Strategy):
             return []  # nobody has ever been seen: there is no table to ask a policy about
         clients = self.roster.clients()
         if self.session is None:
+            if self._waits_for_labels(clients):
+                return []
             self.session = Session(self.policy, clients, self._settings.seed, provides=PROVIDES)
         elif not _same_table(self.session.clients, clients):
             self.session.grow(clients)
@@ -219,8 +227,17 @@ class PolicyStrategy(Strategy):
         by_node = attribute(self._messages, replies)
         self._attendance.note_silence(self._messages, by_node)
         answers = [by_node.get(self.roster.node_of[int(index)]) for index in selection.clients]
-        updates = [update_of(reply, self._arrays) for reply in answers]
-        self._warn_of_unusable(selection, answers, updates)
+        updates, wrong = usable_updates(
+            answers,
+            self._arrays,
+            self.inner,
+            use_weights=self._settings.use_weights,
+            scalars=self._settings.reports.values(),
+        )
+        for place, reason in wrong.items():
+            _LOG.warning(
+                "The reply of %s counts as failed: %s.", self.roster.keys[int(selection.clients[place])], reason
+            )
         completed = np.array([update is not None for update in updates], dtype=bool)
         self._note_sizes(selection, answers)
         reports = self._reported(answers, updates)
@@ -267,14 +284,38 @@ class PolicyStrategy(Strategy):
         return self._evaluations
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the wrapped strategy has it."""
+        """As the wrapped strategy has it, on the replies that it can aggregate."""
         replies = list(replies)
         self._attendance.note_silence(self._evaluations, attribute(self._evaluations, replies))
-        return self.inner.aggregate_evaluate(server_round, replies)
+        weight = weight_key(self.inner)
+        usable = usable_together(replies, weight=weight, numbers=() if weight is None else (weight,))
+        left_out = sum(not good and not reply.has_error() for reply, good in zip(replies, usable, strict=True))
+        if left_out:
+            _LOG.warning(
+                "%d of %d evaluations are left out: a reply must hold one MetricRecord with the same keys as the "
+                "others, a number where they have one, and its weight under %r.",
+                *(left_out, len(replies), weight),
+            )
+        kept = [reply for reply, good in zip(replies, usable, strict=True) if good or reply.has_error()]
+        return self.inner.aggregate_evaluate(server_round, kept)
 
     def summary(self) -> None:
         """As the wrapped strategy has it."""
         self.inner.summary()
+
+    def _waits_for_labels(self, clients: Clients) -> bool:
+        """No table without labels for a policy that needs them: wait where clients do tell them, however badly."""
+        if clients.label_histogram is not None or Signal.LABEL_HISTOGRAM not in self.policy.needs:
+            return False
+        name = type(self.policy).__name__
+        if "label-histogram" not in self._attendance.unusable_fields:
+            raise MissingSignal(
+                f"{name} needs the clients' label histograms, but no client told one.\n\n"
+                "hint: have them tell it with fedpick.flower.answer_probes(app, label_histogram=...), raise "
+                "min_clients to wait for those that do, or choose a policy or options that do without"
+            )
+        _LOG.warning("%s needs label histograms, and there is no usable label histogram yet: nobody is chosen.", name)
+        return True
 
     def _tell(self, selection: Selection, completed: NDArray[np.bool_], **reports: NDArray[np.float64]) -> None:
         """Commit the round, and save it."""
@@ -287,15 +328,6 @@ class PolicyStrategy(Strategy):
             self.roster.save(self._settings.path)
             self.session.save(self._settings.path)
         self._diary.over(completed.tolist())
-
-    def _warn_of_unusable(self, selection: Selection, answers: Sequence[Message | None], updates: Updates) -> None:
-        for index, reply, update in zip(selection.clients, answers, updates, strict=True):
-            if update is None and reply is not None and not reply.has_error():
-                _LOG.warning(
-                    "The reply of %s counts as failed: it must hold one ArrayRecord with the names and shapes of the "
-                    "model, and finite numbers.",
-                    self.roster.keys[int(index)],
-                )
 
     def _warn_of_missing_reports(self, outcome: Outcome) -> None:
         """Without its report a policy still chooses, but not as its name promises: say so, once."""
@@ -313,8 +345,8 @@ class PolicyStrategy(Strategy):
         """Training replies say how many examples there are: the last word on a client's size."""
         key = weight_key(self.inner) or ""
         for index, reply in zip(selection.clients, answers, strict=True):
-            size = number(metrics_of(reply).get(key))
-            if np.isfinite(size) and size >= 0:
+            size = usable_size(metrics_of(reply).get(key))
+            if not np.isnan(size):
                 self.roster.num_examples[int(index)] = size
 
     def _reported(self, answers: Sequence[Message | None], updates: Updates) -> dict[str, NDArray[np.float64]]:
@@ -322,12 +354,7 @@ class PolicyStrategy(Strategy):
             name: np.array([number(metrics_of(reply).get(key)) for reply in answers], dtype=np.float64)
             for name, key in self._settings.reports.items()
         }
-        squares = [
-            np.nan
-            if update is None
-            else sum(float(np.sum(np.square(array, dtype=np.float64))) for array in update.values())
-            for update in updates
-        ]
+        squares = [np.nan if update is None else squared_norm(update) for update in updates]
         return {**columns, "update_norm": np.sqrt(np.array(squares, dtype=np.float64))}
 
     def _weighted(
@@ -342,10 +369,7 @@ class PolicyStrategy(Strategy):
             )
         total = float(weights.sum())
         for reply, update, weight in zip(replies, updates, weights, strict=True):
-            metrics = next(iter(reply.content.metric_records.values()), None)
-            if metrics is None:
-                raise InvalidInput("A train reply has no MetricRecord; Flower's strategies expect one with the weight.")
-            metrics[key] = float(weight)
+            next(iter(reply.content.metric_records.values()))[key] = float(weight)
             if abs(total - 1.0) > 1e-12:
                 name = next(iter(reply.content.array_records))
                 reply.content[name] = moved(self._arrays, [(total, update)])

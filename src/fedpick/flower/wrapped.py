@@ -14,7 +14,15 @@ from flwr.serverapp.strategy import Strategy
 from fedpick.core.errors import InvalidInput
 from fedpick.flower.exchange import CohortGrid
 
-__all__ = ["everybody", "layers", "refuse_unsuitable", "train_messages", "weight_key"]
+__all__ = [
+    "divides_by_norm",
+    "everybody",
+    "layers",
+    "needed_numbers",
+    "refuse_unsuitable",
+    "train_messages",
+    "weight_key",
+]
 
 # These compute the new model without the replies' weights, or calibrate noise for equal ones.
 _IGNORE_WEIGHTS = {
@@ -36,7 +44,7 @@ def refuse_unsuitable(strategy: Strategy, policy_name: str, *, use_weights: bool
     """Refuse strategies for which a policy cannot choose, or whose aggregation would lose its weights."""
     for inner in layers(strategy):
         name = type(inner).__name__
-        kinds = {base.__name__ for base in type(inner).__mro__}  # what users derive from these behaves like them
+        kinds = _kinds(inner)
         if kinds & _SAMPLE_THEMSELVES:
             raise InvalidInput(
                 f"{name} chooses its clients itself, one after the other; a policy cannot choose for it."
@@ -56,6 +64,29 @@ def refuse_unsuitable(strategy: Strategy, policy_name: str, *, use_weights: bool
 def weight_key(strategy: Strategy) -> str | None:
     """The key under which the strategy finds a reply's weight; None for a strategy without weights."""
     return next((inner.weighted_by_key for inner in layers(strategy) if hasattr(inner, "weighted_by_key")), None)
+
+
+def needed_numbers(strategy: Strategy, *, use_weights: bool) -> frozenset[str]:
+    """The metrics of a train reply without which the strategy raises, or breaks the model.
+
+    The weight is not among them where the policy gives it: the adapter writes it into the reply itself.
+    """
+    keys = set() if use_weights else {weight_key(strategy)}
+    for inner in layers(strategy):
+        keys.add(getattr(inner, "train_loss_key", None))  # QFedAvg
+        if "DifferentialPrivacyClientSideAdaptiveClipping" in _kinds(inner):
+            keys.add("norm_bit")
+    return frozenset(key for key in keys if key is not None)
+
+
+def divides_by_norm(strategy: Strategy) -> bool:
+    """Clips updates on the server, and so divides by zero where an update is zero."""
+    return any(kind.startswith("DifferentialPrivacyServerSide") for inner in layers(strategy) for kind in _kinds(inner))
+
+
+def _kinds(strategy: Any) -> set[str]:
+    """The names of a strategy's classes: what users derive from Flower's strategies behaves like them."""
+    return {base.__name__ for base in type(strategy).__mro__}
 
 
 def train_messages(
