@@ -296,3 +296,14 @@ def test_files_are_known_by_the_type_of_their_option(tmp_path):
     }
     assert referenced_files(settings) == {"data.writers": hashlib.sha256(b"anything").hexdigest()}
     assert referenced_files({**settings, "data": {"name": "mnist", "writers": str(tmp_path / "absent")}}) == {}
+
+
+def test_outputs_are_refused_early_where_the_task_has_none():
+    outputs = {"name": "fedgs", "similarity": "outputs"}
+    content = presets.comparison(dataset="quadratic", policies=["uniform"]).to_dict()
+    spec = parse_spec({**content, "policies": [*content["policies"], outputs]})
+    with pytest.raises(MissingSignal, match="outputs"):
+        refuse_early([spec.settings_of(policy, 0) for policy in spec.policies])
+    content = small_spec(("uniform",)).to_dict()
+    spec = parse_spec({**content, "policies": [*content["policies"], outputs]})
+    refuse_early([spec.settings_of(policy, 0) for policy in spec.policies])

@@ -113,7 +113,7 @@ def test_a_good_spec_is_read_with_its_defaults(tmp_path):
         ("rounds = 20", "rounds = true", 13, "must be a whole number"),
         ("rounds = 20", "rounds = 0", 13, "at least 1"),
         ("steps = 5", "step = 5", 11, "Did you mean 'steps'?"),
-        ("steps = 5", "steps = 0", 9, "steps must be at least 1"),
+        ("steps = 5", "steps = 0", 11, "steps must be at least 1"),
         ("steps = 5", 'steps = 5\nsampling = "epok"', 12, "one of 'epoch', 'batch'"),
         ("milestones = [150, 300]", "milestone = [150, 300]", 10, "Did you mean 'milestones'?"),
         ("seeds = 2", "seeds = [1, 1]", 15, "once"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from fedpick.bench.schema import Option, Problem, Registries, check_options, first_error, nearest
-from fedpick.bench.values import finite_problems
+from fedpick.bench.schema import Option, Problem, Registries, check_options, nearest
+from fedpick.bench.values import MANY_CLIENTS, finite_problems, value_problems
 from fedpick.core.errors import FedpickError, MissingDependency
 from fedpick.core.targets import is_target
 
@@ -32,6 +33,8 @@ _RUN_KEYS = [
 _FINITE = ("data", "partition", "task", "local", "server", "simulator")
 # Sections whose name may be `package.module:function`.
 _TARGETS = ("data", "task")
+# Sections whose values are checked last.
+_LATE = ("data", "partition", "task")
 # Keys that are not handed to the thing itself.
 _OWN_SEED = Option("seed", int)
 _HISTORY = Option("history", int)
@@ -70,6 +73,7 @@ def content_problems(content: Mapping[str, Any], known: Registries) -> list[Prob
         if section in content:
             extra = [_OWN_SEED, _HISTORY] if section == "availability" else [_OWN_SEED]
             problems += _named_problems(section, content[section], known, (section,), extra=extra)
+            problems += _own_seed_problems(section, content[section])
     problems += _history_problems(content.get("availability", {}))
     problems += _name_problems("task", content["task"], known, ("task",))
     for section in ("local", "server", "faults", "simulator"):
@@ -78,8 +82,30 @@ def content_problems(content: Mapping[str, Any], known: Registries) -> list[Prob
             problems += _settings_problems(section, options, known, (section,))
     problems += run_problems(content["run"])
     problems += _policy_problems(content, known)
-    # The options of a task need JAX: a typo elsewhere must not wait for that.
-    return problems or _named_problems("task", content["task"], known, ("task",), extra=[])
+    if not all(problem.value for problem in problems):
+        return problems
+    # What remains needs JAX and scikit-learn: a typo must not wait for them.
+    for section in _LATE:
+        problems += _late_problems(section, content[section], known)
+    return problems
+
+
+def _late_problems(section: str, table: Mapping[str, Any], known: Registries) -> list[Problem]:
+    """What is wrong with the values of a section whose names and keys are good; of a task, with its keys, too."""
+    problems: list[Problem] = []
+    given = {key: value for key, value in table.items() if key not in ("name", "seed")}
+    if section == "task":
+        problems = _named_problems(section, table, known, (section,), extra=[])
+    elif finite_problems("", given, ()):
+        return []  # told already
+    if problems or section not in known.build:
+        return problems
+    clients = table.get("num_clients", 0)
+    good: dict[str, Any] = {"num_clients": clients if clients >= 1 else MANY_CLIENTS} if section == "partition" else {}
+    if table["name"] == "natural":
+        good = {}
+    build = partial(known.build[section], table["name"])
+    return value_problems(f"[{section}] {table['name']}", build, given, (section,), good)
 
 
 def _name_problems(section: str, table: Mapping[str, Any], known: Registries, path: Path) -> list[Problem]:
@@ -117,16 +143,24 @@ def _named_problems(
     problems += check_options(f"[{section}] {name}", given, options, path)
     if section in _FINITE:
         problems += finite_problems(f"[{section}] {name}", given, path)
-    if not problems and section in known.build and (error := first_error(known.build[section], name, **given)):
-        problems.append(Problem(path, f"[{section}] {name}: {error}"))
+    if not problems and section in known.build and section not in _LATE:
+        problems = value_problems(f"[{section}] {name}", partial(known.build[section], name), given, path, {})
     return problems
+
+
+def _own_seed_problems(section: str, table: Mapping[str, Any]) -> list[Problem]:
+    seed = table.get("seed", 0)
+    if isinstance(seed, int) and seed < 0:
+        message = f"[{section}]: 'seed' must be a whole number of at least 0. Got {seed}."
+        return [Problem((section, "seed"), message, value=True)]
+    return []
 
 
 def _history_problems(table: Mapping[str, Any]) -> list[Problem]:
     history = table.get("history", 0)
     if isinstance(history, int) and history < 0:
         message = f"[availability]: 'history' must be a number of rounds of at least 0. Got {history}."
-        return [Problem(("availability", "history"), message)]
+        return [Problem(("availability", "history"), message, value=True)]
     return []
 
 
@@ -134,8 +168,11 @@ def _settings_problems(section: str, table: Mapping[str, Any], known: Registries
     problems = check_options(f"[{section}]", table, known.options[section](""), path)
     if section in _FINITE:
         problems += finite_problems(f"[{section}]", table, path)
-    if not problems and section in known.build and (error := first_error(known.build[section], **table)):
-        problems.append(Problem(path, f"[{section}]: {error}"))
+    if not problems and section in known.build:
+        good: dict[str, Any] | None = (
+            None if section == "local" else {}
+        )  # local training cannot do without some of its options
+        problems = value_problems(f"[{section}]", known.build[section], table, path, good)
     return problems
 
 
@@ -146,7 +183,7 @@ def run_problems(run: Mapping[str, Any]) -> list[Problem]:
         return problems
 
     def refuse(key: str, message: str) -> None:
-        problems.append(Problem(("run", key), f"[run]: {message}"))
+        problems.append(Problem(("run", key), f"[run]: {message}", value=True))
 
     for key in ("rounds", "budget", "evaluate_every", "losses_every", "local_accuracy_every", "validation_every"):
         if key in run and run[key] < 1:
@@ -198,9 +235,9 @@ def _policy_value_problems(
 ) -> list[Problem]:
     own = {option.name for option in POLICY_KEYS}
     parameters = {key: value for key, value in table.items() if key not in own}
-    if error := first_error(known.build_policy, table["name"], **parameters):
-        return [Problem(path, f"policy {table['name']}: {error}")]
-    problems: list[Problem] = []
+    build = partial(known.build_policy, table["name"])
+    if problems := value_problems(f"policy {table['name']}", build, parameters, path, {}):
+        return problems
     for section in ("local", "server"):
         if section in table:
             merged = {**content.get(section, {}), **table[section]}

@@ -39,6 +39,8 @@ class Problem:
 
     path: tuple[str | int, ...]
     message: str
+    value: bool = False
+    """Of a value that was understood; otherwise a section, name, key or type is wrong."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,8 @@ class Registries:
     """section -> (name -> its options); sections without names (local, server, faults, simulator) ignore the name."""
     build_policy: Callable[..., Any] = registry.get
     build: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    """section -> constructor that checks values: local, server, faults, availability."""
+    """section -> constructor that checks values: local, server, faults, availability, simulator, data, partition,
+    task. The last three are asked last: they may import packages that a mistyped name need not wait for."""
 
     @classmethod
     def installed(cls) -> Registries:
@@ -223,6 +226,10 @@ class Registries:
                 "server": lambda **options: _settings("fedpick.sim.server", "ServerStep", options),
                 "faults": lambda **options: _settings("fedpick.sim.faults", "Faults", options),
                 "availability": lambda name, **options: _module("fedpick.availability").get(name, **options),
+                "simulator": lambda **options: _module("fedpick.bench.values").check_simulator(**options),
+                "data": lambda name, **options: _module("fedpick.bench.values").check_data(name, **options),
+                "partition": lambda name, **options: _module("fedpick.bench.values").check_partition(name, **options),
+                "task": lambda name, **options: _module("fedpick.bench.values").check_task(name, **options),
             },
         )
 

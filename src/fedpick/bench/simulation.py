@@ -24,7 +24,7 @@ from fedpick.bench.schema import build_settings
 from fedpick.core import registry
 from fedpick.core import state as states
 from fedpick.core.errors import InvalidInput, MissingSignal
-from fedpick.core.policy import Policy, Signal
+from fedpick.core.policy import Policy
 from fedpick.core.session import Session
 from fedpick.core.types import Clients, Outcome
 from fedpick.data.registry import loader_of
@@ -315,10 +315,10 @@ def refuse_early(all_settings: list[Mapping[str, Any]]) -> None:
     if not all_settings:
         return
     first = build(all_settings[0])
-    provided = first.simulator.provides | {Signal.OUTPUTS}
+    provided = first.simulator.provides
     for settings in all_settings:
         if settings["seed"] == all_settings[0]["seed"]:
-            session = Session(_policy(settings), first.session.clients, settings["seed"], provides=frozenset(provided))
+            session = Session(_policy(settings), first.session.clients, settings["seed"], provides=provided)
             watch(session, first.trace, min(1, settings["availability"].get("history", 0)))
     budget, count = all_settings[0]["budget"], len(first.session.clients)
     if budget is not None and budget > count:
