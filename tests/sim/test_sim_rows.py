@@ -1,12 +1,15 @@
 """The examples on the device: the right ones, and no second copy of those that can be shared."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from naive_loop import make_federation
 
+from fedpick.core.errors import InvalidInput
+from fedpick.core.types import Selection
 from fedpick.data.types import Federation
-from fedpick.sim import rows
+from fedpick.sim import LocalTraining, Simulator, Task, rows
 from fedpick.sim.rows import Rows, aligned, frozen
 
 ON_CPU = jax.default_backend() == "cpu"
@@ -62,3 +65,41 @@ def test_normalised_rows_in_the_order_of_the_clients(monkeypatch, block):
     np.testing.assert_array_equal(held.x, expected)
     np.testing.assert_array_equal(held.y, federation.y[federation.indices])
     np.testing.assert_array_equal(held.test_x, federation.normalized(federation.test_x).reshape(-1, 6))
+
+
+def good_loss(params, x, y, key, train):
+    return ((x @ params - y[:, None]) ** 2).mean(axis=1)
+
+
+def good_answer(params, x, y):
+    return (x @ params).argmax(axis=1) == y
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"per_example_loss": lambda *given: good_loss(*given).mean()},
+            r"one number per example.*float32 of shape \(\)",
+        ),
+        ({"per_example_loss": lambda *given: good_loss(*given)[:, None]}, r"one number per example.*of shape \(8, 1\)"),
+        ({"per_example_loss": lambda *given: 0.0}, r"one number per example.*of shape \(\)"),
+        ({"correct": lambda *given: good_answer(*given).mean()}, r"one truth value per example.*float32 of shape \(\)"),
+        ({"correct": lambda params, x, y: (x @ params).argmax(axis=1)}, r"one truth value per example.*Got int32"),
+    ],
+)
+def test_a_task_that_does_not_answer_for_every_example_is_refused(changes, says):
+    functions = {"init": lambda key: jnp.zeros((6, 3)), "per_example_loss": good_loss, "correct": good_answer}
+    good, bad = (
+        Simulator(
+            make_federation(),
+            Task(name="mine", **{**functions, **given}),
+            local=LocalTraining(lr=0.1, steps=1, batch_size=8),
+        )
+        for given in ({}, changes)
+    )
+    good.train(Selection(clients=[0, 1]))
+    good.evaluate()
+    with pytest.raises(InvalidInput, match=rf"of the task 'mine' must give {says}"):
+        bad.train(Selection(clients=[0, 1]))
+        bad.evaluate()

@@ -111,16 +111,34 @@ def _flat(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def shaped(task: Task, shape: tuple[int, ...]) -> Task:
-    """The task for flat rows: they take their shape back on arrival."""
+    """The task for flat rows: they take their shape back on arrival, and its answers must be one per example."""
 
     def back(x: Array) -> Array:
         return x.reshape(x.shape[0], *shape)
 
-    return replace(
-        task,
-        per_example_loss=lambda params, x, y, key, train: task.per_example_loss(params, back(x), y, key, train),
-        correct=lambda params, x, y: task.correct(params, back(x), y),
-    )
+    def loss(params: Array, x: Array, y: Array, key: Array, train: bool) -> Array:
+        values = task.per_example_loss(params, back(x), y, key, train)
+        _check_answers(task, "per_example_loss", values, len(x), "number", "Do not take their mean or sum.")
+        return values
+
+    def correct(params: Array, x: Array, y: Array) -> Array:
+        values = task.correct(params, back(x), y)
+        _check_answers(task, "correct", values, len(x), "truth value", "Compare the predictions with y.")
+        return values
+
+    return replace(task, per_example_loss=loss, correct=correct)
+
+
+def _check_answers(task: Task, name: str, values: Array, count: int, kind: str, advice: str) -> None:
+    """Looks at shape and type alone, which are known when a program is compiled: nothing is done while it runs."""
+    import jax.numpy as jnp
+
+    dtype, shape = jnp.result_type(values), jnp.shape(values)
+    if shape != (count,) or not jnp.issubdtype(dtype, jnp.floating if kind == "number" else jnp.bool_):
+        raise InvalidInput(
+            f"{name} of the task {task.name!r} must give one {kind} per example, {count} for {count} of them. "
+            f"Got {dtype} of shape {shape}. {advice}"
+        )
 
 
 def segment_means(
