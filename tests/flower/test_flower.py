@@ -65,9 +65,8 @@ def test_strategies_that_sample_themselves_are_refused():
 
 
 def test_what_flower_cannot_report_is_refused_before_the_first_round():
-    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("fedgs", similarity="outputs"), budget=2)
     with pytest.raises(MissingSignal, match="outputs"):
-        start(strategy, federation())
+        with_policy(flower.FedAvg(), fedpick.policies.get("fedgs", similarity="outputs"), budget=2)
 
 
 def expected_step(weights, strategy, selection, completed=None):

@@ -98,8 +98,12 @@ class Diary:
         self._tell()
 
     def _tell(self) -> None:
-        if self._listener is not None and self._report is not None:
+        if self._listener is None or self._report is None:
+            return
+        try:
             self._listener(self._report)
+        except Exception:  # whoever watches must not end what is watched
+            _LOG.exception("The progress function failed in round %d; the federation goes on.", self._report.index)
 
 
 class _TimedGrid(CohortGrid):

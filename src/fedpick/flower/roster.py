@@ -131,14 +131,18 @@ class Roster:
         try:
             rows = json.loads(file.read_text())
             if rows["format"] != _FORMAT or rows["schema"] != 1:
-                raise StateFileError(f"{file} is not a roster that this version of fedpick reads.")
+                raise StateFileError(
+                    f"{file} is not a roster that this version of fedpick reads. Choose another directory."
+                )
             keys = [str(key) for key in rows["keys"]]
             sizes = [usable_size(size) for size in rows["num_examples"]]
             histograms = [usable_histogram(row) for row in rows["histograms"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, StateFileError):
                 raise
-            raise StateFileError(f"{file} is missing or damaged: {error}.") from error
+            raise StateFileError(
+                f"{file} is missing, damaged or not a fedpick roster: {error!r}. Choose another directory."
+            ) from error
         if not len(keys) == len(sizes) == len(histograms):
             raise StateFileError(f"{file} is damaged: it has {len(keys)} keys for {len(sizes)} sizes.")
         return cls(keys=keys, num_examples=sizes, histograms=histograms)

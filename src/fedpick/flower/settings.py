@@ -1,16 +1,36 @@
-"""What `with_policy` was told, checked once."""
+"""What `with_policy` was told, checked once, before any client has trained for nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import os
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
+from typing import Any
 
-from fedpick.core.errors import InvalidInput
+from fedpick.core.errors import InvalidInput, MissingSignal
+from fedpick.core.policy import Policy, Signal
 from fedpick.core.types import whole_number
+from fedpick.flower.progress import RoundReport
 from fedpick.flower.roster import KeyFunction
 
-__all__ = ["REPORTS", "Settings"]
+__all__ = ["PROVIDES", "REPORTS", "Settings", "refuse_unusable_policy", "seconds", "writable_directory"]
+
+PROVIDES = frozenset(
+    {
+        Signal.LOSS,
+        Signal.TRIAL,
+        Signal.UPDATE,
+        Signal.OUTCOME_LOSS,
+        Signal.TRAIN_LOSS,
+        Signal.DURATION,
+        Signal.UPDATE_NORM,
+    }
+)
+"""What a Flower federation can report. `outputs` is missing: no client-side call trains without sending the model."""
 
 REPORTS: Mapping[str, str] = {"loss": "loss", "train_loss": "train_loss", "duration": "train-time"}
 """Outcome field -> the key under which a train reply's MetricRecord may report it."""
@@ -30,21 +50,69 @@ class Settings:
     probe_timeout: float
     train_timeout: float
     reports: Mapping[str, str]
+    progress: Callable[[RoundReport], None] | None
 
     def __post_init__(self) -> None:
-        if self.budget is not None and self.budget < 1:
-            raise InvalidInput(f"budget must be at least 1, or None for everybody available. Got {self.budget!r}.")
+        if self.budget is not None:
+            self.budget = whole_number(self.budget, "budget", 1)  # None: everybody available
         self.seed = whole_number(self.seed, "seed", 0)
-        for name, value in (
-            ("wait", self.wait),
-            ("probe_timeout", self.probe_timeout),
-            ("train_timeout", self.train_timeout),
-        ):
-            if not value >= 0:
-                raise InvalidInput(f"{name} must be a number of seconds of at least 0. Got {value!r}.")
-        unknown = set(self.reports) - set(REPORTS)
-        if unknown:
-            raise InvalidInput(
-                f"reports must map {', '.join(map(repr, REPORTS))} to keys of the train replies' metrics. "
-                f"Got {', '.join(map(repr, sorted(unknown)))}."
-            )
+        self.min_clients = whole_number(self.min_clients, "min_clients", 0)
+        for name in ("wait", "probe_timeout", "train_timeout"):
+            setattr(self, name, seconds(getattr(self, name), name))
+        for name, arguments in (("key", "node_info, reported"), ("progress", "report")):
+            if (value := getattr(self, name)) is not None and not callable(value):
+                raise InvalidInput(f"{name} must be a function, {name}({arguments}), or None. Got {value!r}.")
+        self.reports = _checked_reports(self.reports)
+
+
+def seconds(value: Any, name: str) -> float:
+    """The value as a number of seconds, refused where it is none."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
+        raise InvalidInput(
+            f"{name} must be a number of seconds of at least 0; float('inf') sets no deadline. Got {value!r}."
+        )
+    return float(value)
+
+
+def _checked_reports(reports: Any) -> dict[str, str]:
+    expected = f"reports must map {', '.join(map(repr, REPORTS))} to keys of the train replies' metrics"
+    if not isinstance(reports, Mapping):
+        raise InvalidInput(f"{expected}, as in {dict(REPORTS)!r}. Got {reports!r}.")
+    for name, key in reports.items():
+        if name not in REPORTS or not isinstance(key, str):
+            raise InvalidInput(f"{expected}. Got {name!r}: {key!r}.")
+    return dict(reports)
+
+
+def refuse_unusable_policy(policy: Any) -> None:
+    """Refuse what is no policy, and a policy that needs what no Flower client can tell."""
+    if not isinstance(policy, Policy):
+        hint = f"fedpick.policies.get({policy if isinstance(policy, str) else 'uniform'!r})"
+        if inspect.isclass(policy) and issubclass(policy, Policy):
+            raise InvalidInput(f"{policy.__name__} is a class: pass a policy object, such as {policy.__name__}().")
+        raise InvalidInput(f"policy must be a policy object, such as {hint}. Got {policy!r}.")
+    # Label histograms come from the clients' introductions: whether they tell them is known in the first round.
+    if missing := sorted(policy.needs - PROVIDES - {Signal.LABEL_HISTOGRAM}):
+        raise MissingSignal(
+            f"{type(policy).__name__} needs {', '.join(repr(signal.value) for signal in missing)}, which Flower's "
+            f"clients cannot tell (they can tell: {', '.join(sorted({*PROVIDES, Signal.LABEL_HISTOGRAM}))}).\n\n"
+            "hint: choose a policy or options that do without"
+        )
+
+
+def writable_directory(state: Any) -> Path:
+    """The directory for the policy's state, made if it is not there and tried out."""
+    if not isinstance(state, (str, os.PathLike)) or not isinstance(os.fspath(state), str) or not os.fspath(state):
+        raise InvalidInput(f"state must be the path of a directory, or None to save nothing. Got {state!r}.")
+    path = Path(state)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidInput(
+            f"state must be a directory that can be written. Got {str(path)!r}: {reason}. "
+            "Choose another directory, or make this one writable."
+        ) from error
+    return path

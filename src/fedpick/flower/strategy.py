@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from fedpick.core.errors import InvalidInput, MissingSignal
+from fedpick.core.errors import InvalidInput, MissingSignal, StateFileError
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.sampling import sample_uniform
@@ -33,7 +33,14 @@ from fedpick.flower.probing import Prober
 from fedpick.flower.progress import Diary, RoundReport
 from fedpick.flower.replies import Updates, metrics_of, number, squared_norm, usable_together, usable_updates
 from fedpick.flower.roster import KeyFunction, Roster
-from fedpick.flower.settings import REPORTS, Settings
+from fedpick.flower.settings import (
+    PROVIDES,
+    REPORTS,
+    Settings,
+    refuse_unusable_policy,
+    seconds,
+    writable_directory,
+)
 from fedpick.flower.wrapped import (
     everybody,
     layers,
@@ -42,22 +49,9 @@ from fedpick.flower.wrapped import (
     weight_key,
 )
 
-__all__ = ["PROVIDES", "PolicyStrategy", "with_policy"]
+__all__ = ["PolicyStrategy", "with_policy"]
 
 _LOG = logging.getLogger(__name__)
-
-PROVIDES = frozenset(
-    {
-        Signal.LOSS,
-        Signal.TRIAL,
-        Signal.UPDATE,
-        Signal.OUTCOME_LOSS,
-        Signal.TRAIN_LOSS,
-        Signal.DURATION,
-        Signal.UPDATE_NORM,
-    }
-)
-"""What a Flower federation can report. `outputs` is missing: no client-side call trains without sending the model."""
 
 
 def with_policy(
@@ -95,34 +89,36 @@ def with_policy(
         progress: called when a cohort is chosen and when its round is over, with who completed, who failed, and how
             long each exchange took.
     """
+    if isinstance(strategy, PolicyStrategy):
+        raise InvalidInput(
+            "This strategy already has a policy. Wrap the strategy that was given to with_policy the first time."
+        )
+    refuse_unusable_policy(policy)
     if weights not in ("policy", "ignored"):
         raise InvalidInput(f"weights must be 'policy' or 'ignored'. Got {weights!r}.")
     refuse_unsuitable(strategy, type(policy).__name__, use_weights=weights == "policy")
     settings = Settings(
         budget=budget,
         seed=seed,
-        path=Path(state) if state is not None else None,
+        path=None,
         key=key,
         use_weights=weights == "policy",
         min_clients=min_clients,
         wait=wait,
         probe_timeout=probe_timeout,
         train_timeout=train_timeout,
-        reports=dict(reports),
+        reports=reports,
+        progress=progress,
     )
-    return PolicyStrategy(strategy, policy, settings, progress)
+    if state is not None:  # last: whoever is refused for another reason finds no new directory
+        settings.path = writable_directory(state)
+    return PolicyStrategy(strategy, policy, settings)
 
 
 class PolicyStrategy(Strategy):
     """A Flower strategy whose cohorts come from a fedpick policy; made by `with_policy`."""
 
-    def __init__(
-        self,
-        inner: Strategy,
-        policy: Policy[Any],
-        settings: Settings,
-        progress: Callable[[RoundReport], None] | None = None,
-    ) -> None:
+    def __init__(self, inner: Strategy, policy: Policy[Any], settings: Settings) -> None:
         self.inner = inner
         self.policy = policy
         self.history: list[Selection] = []
@@ -135,15 +131,9 @@ class PolicyStrategy(Strategy):
         self._evaluations: list[Message] = []
         self._arrays = ArrayRecord()
         self._warned: set[str] = set()
-        self._diary = Diary(progress)
-        if settings.path is not None and (settings.path / "session.json").exists():
-            self.session = Session.load(settings.path, policy=policy, provides=PROVIDES)
-            self.roster = Roster.load(settings.path)
-            if self.session.seed != settings.seed:
-                raise InvalidInput(
-                    f"The state in {settings.path} was saved with seed={self.session.seed}. Got seed={settings.seed}: "
-                    "pass the same seed to go on, or another directory to start anew."
-                )
+        self._diary = Diary(settings.progress)
+        if settings.path is not None:
+            self._resume(settings.path)
         self._attendance = Attendance(
             self.roster,
             key=settings.key,
@@ -151,6 +141,25 @@ class PolicyStrategy(Strategy):
             wait=settings.wait,
             probe_timeout=settings.probe_timeout,
         )
+
+    def _resume(self, path: Path) -> None:
+        """Go on from what is saved; without a session a roster is looked at only so as not to overwrite another's."""
+        saved = (path / "session.json").exists()
+        session = Session.load(path, policy=self.policy, provides=PROVIDES) if saved else None
+        roster = Roster.load(path) if saved or (path / "roster.json").exists() else None
+        if session is None or roster is None:
+            return
+        if session.seed != self._settings.seed:
+            raise InvalidInput(
+                f"The state in {path} was saved with seed={session.seed}. Got seed={self._settings.seed}: "
+                "pass the same seed to go on, or another directory to start anew."
+            )
+        if len(roster.keys) < len(session.clients):
+            raise StateFileError(
+                f"The files in {path} do not belong together: roster.json has {len(roster.keys)} clients, the session "
+                f"{len(session.clients)}. Restore the right ones, or choose another directory to start anew."
+            )
+        self.session, self.roster = session, roster
 
     def start(
         self,
@@ -164,7 +173,7 @@ class PolicyStrategy(Strategy):
     ) -> Result:
         """Run the federation; `timeout` defaults to the train_timeout given to `with_policy`."""
         if timeout is not None:
-            self._settings.train_timeout = timeout
+            self._settings.train_timeout = seconds(timeout, "timeout")
         return super().start(
             grid, initial_arrays, num_rounds, self._settings.train_timeout, train_config, evaluate_config, evaluate_fn
         )
@@ -362,11 +371,7 @@ class PolicyStrategy(Strategy):
     ) -> list[Message]:
         """The replies with the policy's weights, and stretched updates where the weights do not sum to 1."""
         key = weight_key(self.inner)
-        if key is None:
-            raise InvalidInput(
-                f"{type(self.inner).__name__} has no 'weighted_by_key', so fedpick cannot give it weights.\n\n"
-                'hint: pass weights="ignored" to with_policy'
-            )
+        assert key is not None  # with_policy refuses strategies without one
         total = float(weights.sum())
         for reply, update, weight in zip(replies, updates, weights, strict=True):
             next(iter(reply.content.metric_records.values()))[key] = float(weight)

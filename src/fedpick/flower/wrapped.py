@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import isclass
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -26,10 +27,12 @@ __all__ = [
 
 # These compute the new model without the replies' weights, or calibrate noise for equal ones.
 _IGNORE_WEIGHTS = {
-    *("FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan", "QFedAvg", "FedXgbBagging"),
+    *("FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan", "QFedAvg"),
     *(name for name in dir(flower_strategies) if name.startswith("DifferentialPrivacy")),
 }
 _SAMPLE_THEMSELVES = {"FedXgbCyclic"}
+# Their model is a list of trees that gets longer in every round: there is no update, new - old, to look at.
+_NO_UPDATES = {"FedXgbBagging"}
 
 
 def layers(strategy: Strategy) -> Iterator[Any]:
@@ -42,12 +45,23 @@ def layers(strategy: Strategy) -> Iterator[Any]:
 
 def refuse_unsuitable(strategy: Strategy, policy_name: str, *, use_weights: bool) -> None:
     """Refuse strategies for which a policy cannot choose, or whose aggregation would lose its weights."""
+    if isclass(strategy) and issubclass(strategy, Strategy):
+        raise InvalidInput(f"{strategy.__name__} is a class: pass a strategy object, {strategy.__name__}(...).")
+    if not isinstance(strategy, Strategy):
+        raise InvalidInput(
+            f"strategy must be a Flower strategy object, such as flwr.serverapp.strategy.FedAvg(). Got {strategy!r}."
+        )
     for inner in layers(strategy):
         name = type(inner).__name__
         kinds = _kinds(inner)
         if kinds & _SAMPLE_THEMSELVES:
             raise InvalidInput(
                 f"{name} chooses its clients itself, one after the other; a policy cannot choose for it."
+            )
+        if kinds & _NO_UPDATES:
+            raise InvalidInput(
+                f"{name} has no model of a fixed shape, so there are no updates that fedpick could read. "
+                "Use it without a policy."
             )
         if getattr(inner, "accountant", None) is not None:
             raise InvalidInput(
@@ -59,6 +73,11 @@ def refuse_unsuitable(strategy: Strategy, policy_name: str, *, use_weights: bool
                 f"{name} does not aggregate by weights, so the weights of {policy_name} would be lost.\n\n"
                 'hint: pass weights="ignored" to let the policy choose who trains and the strategy how much each counts'
             )
+    if use_weights and weight_key(strategy) is None:
+        raise InvalidInput(
+            f"{type(strategy).__name__} has no 'weighted_by_key', so fedpick cannot give it the policy's weights.\n\n"
+            'hint: pass weights="ignored" to let the policy choose who trains and the strategy how much each counts'
+        )
 
 
 def weight_key(strategy: Strategy) -> str | None:
