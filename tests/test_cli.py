@@ -112,6 +112,10 @@ def test_report_adds_differences_and_groups(fedpick):
     assert "| md: more available, weakly correlated | 10 ± 0 |" in out
     code, out, _ = fedpick("report", "--no-html", "--against", "md")
     assert "Paired differences to md" in out
+    for window in ("0", "-3"):
+        code, out, err = fedpick("report", "--no-html", "--window", window)
+        assert (code, out) == (2, "")
+        assert f"must be at least 1. Got {window}" in err
     code, _, err = fedpick("report", "--no-html", "--groups", "cluster")
     assert code == 2
     assert "has no clusters" in err
@@ -174,6 +178,11 @@ def test_compare_from_flags(fedpick):
         (["run", "spec.toml", "--store", "/proc/x/a.sqlite"], "There can be no store at /proc/x/a.sqlite"),
         (["run", "spec.toml", "--store", "."], "cannot be opened"),
         (["tune", "spec.toml", "--local-lr", "0.1", "-o", "."], "is a directory"),
+        (["data", "show", "digits", "--clients", "0"], "at least 1. Got 0"),
+        (["data", "show", "synthetic", "--partition", "natural", "--clients", "0"], "Got num_clients=0"),
+        (["data", "show", "digits", "-o", "a.gif"], "must end in .png, .svg or .pdf. Got 'a.gif'"),
+        (["availability", "show", "ideal", "-o", "x"], "must end in .png, .svg or .pdf. Got 'x'"),
+        (["availability", "show", "ideal", "-o", "x.gif"], "must end in .png, .svg or .pdf. Got 'x.gif'"),
         (["bench", "select", "--largest", "1"], "--largest must be at least 100"),
         (["bench", "select", "--rounds", "0"], "--rounds must be at least 1"),
     ],
@@ -271,6 +280,9 @@ def test_pictures(fedpick, tmp_path):
     assert code == 0, err
     assert "available on average" in out
     assert (tmp_path / "b.png").stat().st_size > 1000
+    code, out, err = fedpick("availability", "show", "ideal", "-o", "deep/er/c.PDF")
+    assert code == 0, err
+    assert (tmp_path / "deep/er/c.PDF").read_bytes().startswith(b"%PDF")
 
 
 def test_data_that_needs_no_files(fedpick):

@@ -76,10 +76,8 @@ def test_all_wrong_values_are_said_at_once_each_with_its_line(tmp_path):
 def test_options_that_are_wrong_together_name_their_section_or_the_one_at_fault(tmp_path):
     good = BAD.replace("num_clients = 0", "num_clients = 5").replace("alpha = -1.0\nseed = -3\n", "")
     good = good.replace("holdout = 2\nalpha = -1", "holdout = 0.1\nsplit = [0.8, 0.1, 0.1]")
-    error = refused(tmp_path, good)
-    assert (4, "Give holdout or split, not both.") in [
-        (line, text.split(": ")[1][:32]) for line, text in error.problems
-    ]
+    found = dict(refused(tmp_path, good).problems)
+    assert "Give holdout or split, not both." in found[4]
     clustered = BAD.replace("dirichlet-class", "clustered").replace("alpha = -1\n", "num_clusters = 6\n")
     clustered = clustered.replace("num_clients = 0", "num_clients = 5").replace("holdout = 2\n", "")
     found = dict(refused(tmp_path, clustered).problems)

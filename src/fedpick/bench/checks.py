@@ -169,9 +169,8 @@ def _settings_problems(section: str, table: Mapping[str, Any], known: Registries
     if section in _FINITE:
         problems += finite_problems(f"[{section}]", table, path)
     if not problems and section in known.build:
-        good: dict[str, Any] | None = (
-            None if section == "local" else {}
-        )  # local training cannot do without some of its options
+        # Local training cannot do without some of its options: there they are not tried one by one.
+        good: dict[str, Any] | None = None if section == "local" else {}
         problems = value_problems(f"[{section}]", known.build[section], table, path, good)
     return problems
 

@@ -151,10 +151,8 @@ def data_show(
     from fedpick.report.partition_figures import draw_partition
 
     options = _options(set_)
-    if partition != "natural":
-        options["num_clients"] = clients or 100
-    elif clients:
-        options["num_clients"] = clients
+    if clients is not None or partition != "natural":
+        options["num_clients"] = 100 if clients is None else clients
     federation = data.partition(data.load(name), partition, seed=seed, **options)
     sizes = federation.sizes
     typer.echo(
@@ -189,7 +187,6 @@ def availability_show(
 
     availability.load(name)
     target = output or Path("results") / f"availability-{name}.png"
-    target.parent.mkdir(parents=True, exist_ok=True)
     measured = show_availability(name, target, num_clients=clients, rounds=rounds, seed=seed, parameters=_options(set_))
     typer.echo(
         f"{name}: {clients} clients, {measured.rates.mean():.1%} available on average, "

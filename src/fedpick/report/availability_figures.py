@@ -17,6 +17,7 @@ from fedpick.availability.statistics import EstimationErrors, TraceStatistics, m
 from fedpick.core.errors import InvalidInput, MissingDependency
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.types import Clients
+from fedpick.report.files import picture_format, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,15 +44,6 @@ def _new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def _save(figure: Figure, path: str | Path) -> Path:
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Neither version nor date in the file: the same picture stays the same.
-    unwanted = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix.lower())
-    figure.savefig(path, dpi=110, metadata={unwanted: None} if unwanted else None)
-    return path
-
-
 def draw_availability(
     trace: Trace, clients: Clients, rounds: int, path: str | Path, *, title: str = "", start: int = 0
 ) -> TraceStatistics:
@@ -60,6 +52,7 @@ def draw_availability(
     The raster is that of FedGS's figure 8 and CA-Fed's figure 5: one row per client, one column per round. Of more than
     400 clients, 400 evenly spaced rows are drawn; the other panels use all of them.
     """
+    picture_format(path)  # before the work, not after it
     if trace.num_clients != len(clients):
         raise InvalidInput(f"The trace is of {trace.num_clients} clients, the table has {len(clients)}.")
     if rounds < 2:
@@ -77,7 +70,7 @@ def draw_availability(
     if measured.empty_rounds:
         summary += f", nobody in {measured.empty_rounds} of {rounds} rounds"
     figure.suptitle(f"{title}: {summary}" if title else summary)
-    _save(figure, path)
+    save_figure(figure, path, dpi=110)
     return measured
 
 
@@ -137,7 +130,7 @@ def draw_estimation_errors(errors: EstimationErrors, path: str | Path) -> Path:
     axes.grid(which="both", color="#E4E4E0", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.legend(frameon=False)
-    return _save(figure, path)
+    return save_figure(figure, path, dpi=110)
 
 
 def example_clients(num_clients: int, seed: int = 0, num_labels: int = 10) -> Clients:

@@ -8,7 +8,6 @@ The same data as the page draws (`charts`), drawn by matplotlib. The same store 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from fedpick.report.charts_base import Chart, opened, read_material
 from fedpick.report.charts_palette import Style, styles_of
 from fedpick.report.figures_compare import draw_best, draw_forest, draw_groups, draw_sweep
 from fedpick.report.figures_grids import draw_labels, draw_matrix, draw_points, draw_raster
-from fedpick.report.files import put_file
+from fedpick.report.files import PICTURES, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "write_figures"]
 
-FORMATS = ("png", "svg", "pdf")
+FORMATS = PICTURES
 _DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 _AXES = {"round": "round", "bytes": "megabytes sent, both ways", "seconds": "wall time in seconds"}
 _SCALES = {"round": 1.0, "bytes": 1e-6, "seconds": 1.0}
@@ -85,16 +84,8 @@ def write_figures(
             # Laid out once: a second layout moves things by fractions of a point, and files would differ by formats.
             figure.draw_without_rendering()
             figure.set_layout_engine("none")
-            written += [_save(figure, target / f"{name}.{form}") for form in formats]
+            written += [save_figure(figure, target / f"{name}.{form}", dpi=200) for form in formats]
     return written
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    # Neither version nor date in the file: the same picture stays the same.
-    unwanted = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}[path.suffix]
-    content = io.BytesIO()
-    figure.savefig(content, format=path.suffix[1:], dpi=200, metadata={unwanted: None})
-    return put_file(path, content.getvalue())
 
 
 def _blank(width: float = 3.5, height: float = 2.5, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedpick.core.errors import InvalidInput
 
-__all__ = ["put_file", "refuse_directory"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["PICTURES", "picture_format", "put_file", "refuse_directory", "save_figure"]
+
+PICTURES = ("png", "svg", "pdf")
+# Neither version nor date in the file: the same picture stays the same.
+_UNWANTED = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
+
+
+def picture_format(path: str | Path) -> str:
+    """What kind of picture a file is to be, by the ending of its name."""
+    ending = refuse_directory(path).suffix.lower().removeprefix(".")
+    if ending not in PICTURES:
+        raise InvalidInput(f"A picture's name must end in .png, .svg or .pdf. Got {Path(path).name!r}.")
+    return ending
+
+
+def save_figure(figure: Figure, path: str | Path, dpi: int) -> Path:
+    """A figure of matplotlib as a file; the same figure gives the same bytes."""
+    form = picture_format(path)
+    content = io.BytesIO()
+    figure.savefig(content, format=form, dpi=dpi, metadata={_UNWANTED[form]: None})
+    return put_file(path, content.getvalue())
 
 
 def refuse_directory(path: str | Path) -> Path:

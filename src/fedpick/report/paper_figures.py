@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.core.errors import InvalidInput
-from fedpick.report.availability_figures import _new_figure, _save
+from fedpick.report.availability_figures import _new_figure
 from fedpick.report.charts_palette import styles_of
 from fedpick.report.figures_grids import draw_cells
+from fedpick.report.files import save_figure
 from fedpick.theory.fedcor import Components, Normality
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def draw_components(
         axes_row[0].set_ylabel(f"{name}\ndensity", fontsize=8)
     if title:
         figure.suptitle(title, fontsize=10)
-    return _save(figure, path)
+    return save_figure(figure, path, dpi=110)
 
 
 def _draw_histogram(axes: Axes, values: FloatArray) -> None:
@@ -97,7 +98,7 @@ def draw_similarities(
     axes.set(xlabel="round", ylabel="similarity to the next covariance", ylim=(0, 1.03), title=title)
     axes.grid(color="#E4E4E0", linewidth=0.6)
     axes.legend(frameon=False, fontsize=8)
-    return _save(figure, path)
+    return save_figure(figure, path, dpi=110)
 
 
 def draw_choices(
@@ -133,7 +134,7 @@ def draw_choices(
         )
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), xlabel="x1", ylabel="x2")
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _save(figure, path)
+    return save_figure(figure, path, dpi=110)
 
 
 def draw_picks(
@@ -181,7 +182,7 @@ def draw_picks(
         axes.set_title(f"pick {step + 1}: client {picks[step]}", fontsize=9)
         axes.legend(frameon=False, fontsize=7, loc="lower center")
     panels[0].set_ylabel("loss change")
-    return _save(figure, path)
+    return save_figure(figure, path, dpi=110)
 
 
 def draw_counts(settings: Mapping[str, Mapping[str, NDArray[np.int64]]], path: str | Path) -> Path:
@@ -199,7 +200,7 @@ def draw_counts(settings: Mapping[str, Mapping[str, NDArray[np.int64]]], path: s
             axes.hist(values, bins=bins.tolist(), color=colours[label], alpha=0.6, label=text)
         axes.set(xlabel="times selected", ylabel="clients", title=name)
         axes.legend(frameon=False, fontsize=8)
-    return _save(figure, path)
+    return save_figure(figure, path, dpi=110)
 
 
 def draw_loss_curves(
@@ -234,7 +235,7 @@ def draw_loss_curves(
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.grid(which="both", color="#E4E4E0", linewidth=0.5)
         axes.legend(frameon=False, fontsize=8)
-    return _save(figure, path)
+    return save_figure(figure, path, dpi=110)
 
 
 def draw_rasters(rasters: Mapping[str, NDArray[np.bool_]], path: str | Path) -> Path:
@@ -253,7 +254,7 @@ def draw_rasters(rasters: Mapping[str, NDArray[np.bool_]], path: str | Path) -> 
         axes.set_title(f"{name}: {raster.mean():.0%}", fontsize=9)
         axes.set(xlabel="round", ylabel="client")
         axes.tick_params(labelsize=7)
-    return _save(figure, path)
+    return save_figure(figure, path, dpi=110)
 
 
 def draw_over(
@@ -283,7 +284,7 @@ def draw_over(
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
     axes.grid(color="#E4E4E0", linewidth=0.6)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _save(figure, path)
+    return save_figure(figure, path, dpi=110)
 
 
 def draw_decisions(views: Mapping[str, Mapping[str, Any]], path: str | Path) -> Path:
@@ -299,4 +300,4 @@ def draw_decisions(views: Mapping[str, Mapping[str, Any]], path: str | Path) -> 
         axes.set_xlabel("round")
         axes.tick_params(labelsize=7)
     figure.legend(handles=list(used.values()), loc="outside lower center", ncols=len(used), frameon=False, fontsize=8)
-    return _save(figure, path)
+    return save_figure(figure, path, dpi=110)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.errors import InvalidInput, MissingDependency
+from fedpick.core.errors import MissingDependency
 from fedpick.data.types import Federation
+from fedpick.report.files import picture_format, save_figure
 
 __all__ = ["draw_partition"]
 
@@ -25,14 +26,10 @@ def draw_partition(federation: Federation, path: str | Path, *, title: str | Non
     a group of neighbours; the axis says so. A set without labels, or with more than 20, is drawn by size alone.
     """
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependency("Drawing needs matplotlib. Install it with: pip install 'fedpick[report]'") from error
-    path = Path(path)
-    known = FigureCanvasAgg.get_supported_filetypes()
-    if path.suffix.lstrip(".") not in known:
-        raise InvalidInput(f"A picture's name must end in .png, .svg or .pdf. Got {path.name!r}.")
+    picture_format(path)  # before the work, not after it
     heights, group = _bars(federation)
     figure = Figure(figsize=(10, 4.2), dpi=150, layout="constrained")
     axes = figure.add_subplot()
@@ -50,9 +47,7 @@ def draw_partition(federation: Federation, path: str | Path, *, title: str | Non
         axes.legend(
             handles[::-1], labels[::-1], title="label", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    return path
+    return save_figure(figure, path, dpi=150)
 
 
 def _bars(federation: Federation) -> tuple[NDArray[np.float64], int]:

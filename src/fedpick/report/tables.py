@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from fedpick.bench.tune import Choice
+from fedpick.core.errors import InvalidInput
 from fedpick.report import analysis
 from fedpick.report.analysis import Difference, PolicyResults, Quantity, Results, RunResults
 
@@ -122,6 +123,8 @@ def _percent(target: float) -> str:
 
 
 def _accuracy_columns(results: Results, window: int) -> list[Column]:
+    if window < 1:
+        raise InvalidInput(f"The window, a number of evaluations, must be at least 1. Got {window}.")
     columns = []
     for target in results.experiment.targets:
 
