@@ -1,12 +1,14 @@
 """What the docs show must run: every Python block of a page, in one namespace, in an empty directory.
 
-A block that cannot run says so on the line above it: `<!-- not run: the reason -->`.
+A block that cannot run says so on the line above it: `<!-- not run: the reason -->`. One that begins with the name of a
+file, `# mine.py`, is that file; others import it or read it.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from fedpick import testing
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>.+?) -->\n)?^```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"^```\w+\n# (?P<name>\w+\.(?:py|toml))\n(?P<content>.*?)^```$", re.DOTALL | re.MULTILINE)
 
 # What a page says -> what is run instead: less of the same, or the name of something that is here.
 INSTEAD: Mapping[str, Mapping[str, str]] = {
@@ -29,6 +32,7 @@ NEEDS = {
     "docs/guides/flower.md": ["flwr"],
     "docs/guides/private-similarities.md": ["cryptography"],
     "docs/guides/report.md": ["plotly", "matplotlib"],
+    "docs/guides/your-own.md": ["jax", "plotly"],
     "docs/guides/availability.md": ["matplotlib"],
 }
 # Pages about results find a store with an experiment in it, and its spec, my.toml.
@@ -62,7 +66,9 @@ name = "ca-fed"
 
 
 def python_blocks(path: Path) -> list[str]:
-    return [block["code"] for block in BLOCK.finditer(path.read_text()) if not block["reason"]]
+    """Those to run: files that blocks import are not among them."""
+    blocks = BLOCK.finditer(path.read_text())
+    return [block["code"] for block in blocks if not block["reason"] and not FILE.match(block[0])]
 
 
 def name_of(page: Path) -> str:
@@ -100,7 +106,15 @@ def test_every_python_block_runs(page, tmp_path, monkeypatch, request):
         assert shown in code, f"{name} no longer says {shown!r}"
         code = code.replace(shown, run)
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, name, "exec"), {"__name__": "page"})
+    monkeypatch.syspath_prepend(tmp_path)
+    files = {file["name"]: file["content"] for file in FILE.finditer(page.read_text())}
+    for file, content in files.items():
+        (tmp_path / file).write_text(content)
+    try:
+        exec(compile(code, name, "exec"), {"__name__": "page"})
+    finally:
+        for file in files:
+            sys.modules.pop(file.removesuffix(".py"), None)  # a page's modules are its own
     if name == "README.md":
         assert fedpick.Session.load("run/policy").round == 3
 

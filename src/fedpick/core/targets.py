@@ -50,8 +50,9 @@ def load_target(kind: str, name: str) -> Callable[..., Any]:
     try:
         found = operator.attrgetter(attribute)(module)
     except AttributeError as error:
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise unknown_name(f"function in {module.__name__}", attribute, known) from error
+        known = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        own = [key for key in known if getattr(module, key).__module__ == module.__name__]
+        raise unknown_name(f"function in {module.__name__}", attribute, own or known or ["(none)"]) from error
     if not callable(found):
         raise InvalidInput(f"The {kind} {name!r} must be a function. It is a {type(found).__name__}.")
     return found  # type: ignore[no-any-return]
