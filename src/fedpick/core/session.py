@@ -186,7 +186,10 @@ class Session:
         self.round = whole_number(round, "round", 0)
 
     def save(self, path: str | Path) -> None:
-        """Write the committed state to a directory; a crash at any moment leaves the previous state loadable."""
+        """Write the committed state to a directory; a crash at any moment leaves the previous state loadable.
+
+        Files of earlier states are removed; whatever else is in the directory is left alone.
+        """
         arrays, plain = states.split(self._state)
         table = {
             item.name: getattr(self.clients, item.name)

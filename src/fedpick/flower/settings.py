@@ -54,7 +54,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.budget is not None:
-            self.budget = whole_number(self.budget, "budget", 1)  # None: everybody available
+            try:
+                self.budget = whole_number(self.budget, "budget", 1)
+            except InvalidInput as error:
+                raise InvalidInput(f"{error} Pass None to choose among everybody available without a limit.") from error
         self.seed = whole_number(self.seed, "seed", 0)
         self.min_clients = whole_number(self.min_clients, "min_clients", 0)
         for name in ("wait", "probe_timeout", "train_timeout"):
@@ -110,7 +113,7 @@ def writable_directory(state: Any) -> Path:
         with tempfile.TemporaryFile(dir=path):
             pass
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = "it is a file" if path.is_file() else getattr(error, "strerror", None) or str(error)
         raise InvalidInput(
             f"state must be a directory that can be written. Got {str(path)!r}: {reason}. "
             "Choose another directory, or make this one writable."

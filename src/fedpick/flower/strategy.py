@@ -74,12 +74,13 @@ def with_policy(
 
     Args:
         strategy: any Flower strategy; what it says about fractions and minimum numbers of nodes is overruled.
-        policy: what chooses.
+        policy: what chooses; an object, such as `fedpick.policies.get("pow-d")`.
         budget: the largest cohort; None: everybody available.
         seed: of all random choices.
-        state: a directory where the policy's state is saved after each round and resumed from.
+        state: a directory where the policy's state is saved after each round and resumed from; made if need be.
         key: (NodeInfo, what the client reported) -> identity that survives restarts; None: the authenticated name,
-            else the reported partition id, else the node id.
+            else the reported partition id, else the node id. Where it gives nothing, or the same to several nodes
+            at once, the node id counts.
         weights: "policy", or "ignored" for strategies that cannot use weights (median, Krum, ...).
         min_clients: wait until so many are online ...
         wait: ... but for no more than so many seconds; then go on with whoever is there.
@@ -87,7 +88,7 @@ def with_policy(
         train_timeout: seconds clients have to train; who is late counts as failed, and busy until it answers.
         reports: Outcome field -> key in the train replies' metrics.
         progress: called when a cohort is chosen and when its round is over, with who completed, who failed, and how
-            long each exchange took.
+            long each exchange took. What it raises is logged, and ends nothing.
     """
     if isinstance(strategy, PolicyStrategy):
         raise InvalidInput(
