@@ -220,15 +220,23 @@ def test_a_place_that_cannot_be_written_is_told_in_a_sentence(fedpick, tmp_path)
     assert (code, err) == (2, "error: . is a directory. Name the file to write, such as report.html.\n")
     code, _, err = fedpick("report", "-o", "/proc/x/r.html")
     assert (code, err) == (1, "error: No such file or directory: /proc/x.\n")
+    (tmp_path / "results" / "kept.html").write_text("an older page")
     before = sorted(tmp_path.iterdir())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))  # as if the disk were full
     try:
         code, _, err = fedpick("report", "-o", "full.html")
+        refused = fedpick("report", "-o", "results/kept.html")
+        unasked = fedpick("report", "--format", "csv")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert code == 1
-    assert err.startswith("error: File too large") and err.count("\n") == 1
+    assert err == "error: File too large: full.html.\n"
+    assert refused[0] == 1
+    assert (tmp_path / "results" / "kept.html").read_text() == "an older page"
+    assert unasked[0] == 1
+    assert unasked[1].startswith("policy,seeds,")
+    assert "Name another place: fedpick report -o FILE.html" in unasked[2]
     assert sorted(tmp_path.iterdir()) == before
 
 

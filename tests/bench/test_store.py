@@ -165,8 +165,13 @@ def test_a_store_on_a_read_only_medium_can_be_read(filled):
 def test_reading_writes_nothing_and_sees_what_is_being_written(filled):
     store, experiment = filled
     file = Path(store.engine.url.database)
-    with open_store(file).engine.connect() as connection, pytest.raises(sa.exc.OperationalError, match="readonly"):
+    store.close()
+    before = {each: each.read_bytes() for each in file.parent.iterdir()}
+    reader = open_store(file)
+    with reader.engine.connect() as connection, pytest.raises(sa.exc.OperationalError, match="readonly"):
         connection.exec_driver_sql("DELETE FROM rounds")
+    reader.close()
+    assert {each: each.read_bytes() for each in file.parent.iterdir()} == before
     reader = open_store(file)
     with pytest.raises(StoreError, match="opened for reading"):
         reader.restart(1)

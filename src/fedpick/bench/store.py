@@ -96,10 +96,12 @@ def _engine_url(where: str | Path) -> sa.URL:
 
 
 def _read_only(file: Path) -> sqlite3.Connection:
-    """A connection that writes nothing, so that results on a medium that cannot be written can be read."""
+    """A connection that changes nothing, also to a file on a medium that cannot be written."""
     address = file.absolute().as_uri()
-    connection = sqlite3.connect(f"{address}?mode=ro", uri=True, check_same_thread=False)
+    # Not mode=ro: such a connection leaves the index of the write-ahead log behind, which then belongs to the reader.
+    connection = sqlite3.connect(f"{address}?mode=rw", uri=True, check_same_thread=False)
     try:
+        connection.execute("PRAGMA query_only = ON")
         connection.execute("PRAGMA schema_version")  # SQLite opens a file when it is first read
     except sqlite3.OperationalError:
         connection.close()

@@ -257,7 +257,14 @@ def _write_html(store: Store, experiment: Experiment, path: Path | None, **optio
     except MissingDependency as error:
         typer.echo(f"No HTML report. {error}", err=True)
         return None
-    return _shown(html.write_report(store, path or _report_path(store, experiment), experiment, **options))
+    try:
+        return _shown(html.write_report(store, path or _report_path(store, experiment), experiment, **options))
+    except OSError as error:
+        if path is not None:
+            raise
+        where = f"{error.strerror}: {error.filename}"
+        typer.echo(f"No HTML report: {where}. Name another place: fedpick report -o FILE.html", err=True)
+        raise typer.Exit(FAILURE) from error
 
 
 def _shown(path: Path) -> Path:

@@ -51,7 +51,8 @@ def put_file(path: str | Path, content: bytes | str) -> Path:
     try:
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
         unfinished.replace(target)
-    except BaseException:
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error  # the name that people know
+    finally:
         unfinished.unlink(missing_ok=True)
-        raise
     return target
