@@ -252,13 +252,16 @@ class PolicyStrategy(Strategy):
         self._note_sizes(selection, answers)
         reports = self._reported(answers, updates)
         weights = aggregation_weights(selection, completed, self.roster.clients())
-        if self._settings.use_weights and not weights.sum() > 0:
+        bad = [reply for reply in replies if reply.has_error()]
+        if not completed.any() or (self._settings.use_weights and not weights.sum() > 0):
+            # No step. The strategy is not asked: some of Flower's divide by the number of replies.
+            if bad and not completed.any():
+                _LOG.warning("Nobody completed the round; the first error: %s.", bad[0].error.reason)
             self._tell(selection, completed, **reports)
-            return None, None  # zero weight answered: no step
+            return None, None
         good = [
             reply for reply, update in zip(answers, updates, strict=True) if reply is not None and update is not None
         ]
-        bad = [reply for reply in replies if reply.has_error()]
         if self._settings.use_weights:
             steps = [update for update in updates if update is not None]
             good = self._weighted(good, steps, weights[completed])
