@@ -13,6 +13,7 @@ from fedpick import data
 from fedpick.bench.runner import run
 from fedpick.bench.spec import SpecError, load_spec
 from fedpick.bench.store import Store
+from fedpick.core import targets
 from fedpick.core.errors import FedpickError, InvalidInput, UnknownName
 from fedpick.sim import tasks
 
@@ -100,6 +101,7 @@ name = "uniform"
 def module(tmp_path, monkeypatch):
     """The name of a module beside which specs can be written, but where nobody works."""
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(targets, "_directories", [])
     name = f"own_{abs(hash(tmp_path))}"
     (tmp_path / "beside").mkdir()
     (tmp_path / "beside" / f"{name}.py").write_text(MODULE)
@@ -253,3 +255,19 @@ def test_a_changed_file_of_ones_own_data_is_noticed(tmp_path, module):
     np.save(points, rng.normal(size=(80, 3)).astype(np.float32))
     with pytest.raises(InvalidInput, match="is not the one this run was begun with"):
         run(load_spec(file).override(rounds=5), store, processes=1)
+
+
+def test_two_modules_of_one_name_are_not_mixed_up(tmp_path, module, monkeypatch):
+    load_spec(write(tmp_path, module))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / f"{module}.py").write_text(MODULE.replace("Points of two kinds", "Something else"))
+    (other / "own.toml").write_text(SPEC.format(module=module))
+    with pytest.raises(SpecError, match=rf"could be in .*beside/{module}\.py or in .*other/{module}\.py"):
+        load_spec(other / "own.toml")
+
+
+def test_a_module_hidden_by_an_installed_one_is_named(tmp_path, module):
+    (tmp_path / "beside" / "colorsys.py").write_text(MODULE)
+    with pytest.raises(SpecError, match=r"no function in colorsys \(.*colorsys\.py\) named 'load'"):
+        load_spec(write(tmp_path, module, **{f"{module}:load": "colorsys:load"}))

@@ -12,12 +12,16 @@ import operator
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from fedpick.core.errors import FedpickError, InvalidInput, unknown_name
 
 __all__ = ["call_target", "is_target", "load_target", "make_importable", "takes"]
+
+_directories: list[str] = []
+"""Where modules of one's own were looked for in this process."""
 
 
 def is_target(name: str) -> bool:
@@ -28,8 +32,22 @@ def is_target(name: str) -> bool:
 def make_importable(directory: Path) -> None:
     """Let modules in this directory be imported, unless something else has their name."""
     path = str(directory.resolve())
+    if path not in _directories:
+        _directories.append(path)
     if path not in sys.path:
         sys.path.append(path)
+
+
+def _refuse_namesakes(kind: str, name: str, module_name: str) -> None:
+    """Python imports one module of a name and keeps it: a second one, beside another spec, would never be seen."""
+    top = module_name.partition(".")[0]
+    specs = [PathFinder.find_spec(top, [directory]) for directory in _directories]
+    files = sorted({spec.origin for spec in specs if spec is not None and spec.origin is not None})
+    if len(files) > 1:
+        raise InvalidInput(
+            f"The {kind} {name!r} could be in {' or in '.join(files)}, and one process imports only one of them. "
+            "Rename one, or start Python anew for each."
+        )
 
 
 def load_target(kind: str, name: str) -> Callable[..., Any]:
@@ -43,6 +61,8 @@ def load_target(kind: str, name: str) -> Callable[..., Any]:
             f"dots between folders.{hint}"
         )
     make_importable(Path.cwd())
+    importlib.invalidate_caches()  # the file may have been written a moment ago
+    _refuse_namesakes(kind, name, module_name)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # somebody else's import may fail in any way
@@ -52,7 +72,10 @@ def load_target(kind: str, name: str) -> Callable[..., Any]:
     except AttributeError as error:
         known = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
         own = [key for key in known if getattr(module, key).__module__ == module.__name__]
-        raise unknown_name(f"function in {module.__name__}", attribute, own or known or ["(none)"]) from error
+        # A module that came with something else may have hidden one's own.
+        file = getattr(module, "__file__", None) or ""
+        where = "" if any(file.startswith(directory) for directory in _directories) else f" ({file or 'built in'})"
+        raise unknown_name(f"function in {module.__name__}{where}", attribute, own or known or ["(none)"]) from error
     if not callable(found):
         raise InvalidInput(f"The {kind} {name!r} must be a function. It is a {type(found).__name__}.")
     return found  # type: ignore[no-any-return]
