@@ -175,6 +175,13 @@ def test_labels_and_titles_are_text_never_markup(tmp_path):
     with_store.close()
 
 
+def test_labels_are_no_formulas_in_figures(tmp_path):
+    made = make_store(tmp_path / "s.sqlite", make_spec(("$^$", "uniform"), rounds=3, title="$\\frac$"))
+    files = write_figures(made, tmp_path / "figures", formats=("svg",), against="uniform")
+    assert any("$^$" in file.read_text(encoding="utf-8") for file in files)
+    made.close()
+
+
 @pytest.mark.parametrize("rounds", [0, 1])
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_stores_with_next_to_nothing(tmp_path, rounds, seeds):

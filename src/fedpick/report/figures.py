@@ -45,6 +45,7 @@ _SETTINGS: dict[Any, Any] = {
     "legend.fontsize": 7,
     "svg.hashsalt": "fedpick",
     "svg.fonttype": "none",
+    "text.parse_math": False,  # labels are text: a "$" in one is no formula
     "figure.constrained_layout.use": True,
 }
 
@@ -280,9 +281,9 @@ def _bounds_figure(chart: Chart, styles: Mapping[str, Style]) -> Figure:
     series = {measure["key"]: measure["series"] for measure in chart.data["measures"]}
     figure, (above, below) = _blank(height=3.2, rows=2)
     for label, line in series["epsilon_opt"].items():
-        _draw_line(above, f"{label}: $\\epsilon_{{opt}}$", line, styles[label], "round", "-")
+        _draw_line(above, f"{label}: ε_opt", line, styles[label], "round", "-")
     for label, line in series["epsilon_bias"].items():
-        _draw_line(above, f"{label}: $\\epsilon_{{bias}}$", line, styles[label], "round", ":")
+        _draw_line(above, f"{label}: ε_bias", line, styles[label], "round", ":")
     for label, line in series["excluded"].items():
         _draw_line(below, label, line, styles[label], "round")
     above.legend()

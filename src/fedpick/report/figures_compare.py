@@ -74,6 +74,9 @@ def _ticks(axis: Axis, data: Mapping[str, Any]) -> None:
     if len(data["values"]) <= 8:
         axis.set_ticks(data["values"], labels=[f"{value:g}" for value in data["values"]])
         axis.set_ticks([], minor=True)
+    elif data["logarithmic"]:
+        axis.set_major_formatter("{x:g}")  # powers of ten as formulas: texts are never read as such here
+        axis.set_minor_formatter("")
 
 
 def draw_sweep(axes: Axes, data: Mapping[str, Any], styles: Mapping[str, Style]) -> None:
