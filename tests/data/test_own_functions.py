@@ -271,3 +271,12 @@ def test_a_module_hidden_by_an_installed_one_is_named(tmp_path, module):
     (tmp_path / "beside" / "colorsys.py").write_text(MODULE)
     with pytest.raises(SpecError, match=r"no function in colorsys \(.*colorsys\.py\) named 'load'"):
         load_spec(write(tmp_path, module, **{f"{module}:load": "colorsys:load"}))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_ray_finds_modules_beside_the_spec(tmp_path, module):
+    pytest.importorskip("ray")
+    store = Store(tmp_path / "a.sqlite")
+    report = run(load_spec(write(tmp_path, module)), store, engine="ray", processes=1)
+    assert report.complete, report.failures

@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from fedpick.bench.progress import Progress, RunLine
 from fedpick.bench.store import Store, in_a_sentence
 from fedpick.bench.worker import work
 from fedpick.core.errors import MissingDependency
+from fedpick.core.targets import importable_directories, make_importable
 
 __all__ = ["Engine", "Inline", "Processes", "RayCluster", "StopFlag"]
 
@@ -211,7 +213,9 @@ def _follow(
         pending -= finished
 
 
-def _work_on_ray(url: str, run_id: int, rounds: int, build: str) -> str:
+def _work_on_ray(url: str, run_id: int, rounds: int, build: str, directories: Sequence[str]) -> str:
+    for directory in directories:
+        make_importable(Path(directory))
     store = Store(url)
     try:
         return work(store, run_id, rounds, build=build)
@@ -245,7 +249,8 @@ class RayCluster:
         try:
             # A task that died with its machine is begun again elsewhere: it resumes.
             remote = ray.remote(num_cpus=1, max_retries=3)(_work_on_ray)
-            handles = {remote.remote(store.url, run.run_id, run.rounds, build): run for run in runs}
+            given = (build, importable_directories())
+            handles = {remote.remote(store.url, run.run_id, run.rounds, *given): run for run in runs}
             results: dict[int, str] = {}
 
             def on_stop() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedpick.core.errors import FedpickError, InvalidInput, unknown_name
 
-__all__ = ["call_target", "is_target", "load_target", "make_importable", "takes"]
+__all__ = ["call_target", "importable_directories", "is_target", "load_target", "make_importable", "takes"]
 
 _directories: list[str] = []
 """Where modules of one's own were looked for in this process."""
@@ -36,6 +36,11 @@ def make_importable(directory: Path) -> None:
         _directories.append(path)
     if path not in sys.path:
         sys.path.append(path)
+
+
+def importable_directories() -> tuple[str, ...]:
+    """The directories of `make_importable`, for workers that do not start with this process's path."""
+    return tuple(_directories)
 
 
 def _refuse_namesakes(kind: str, name: str, module_name: str) -> None:
