@@ -56,5 +56,8 @@ def test_lines_leave_out_an_accuracy_that_is_none():
     stream = io.StringIO()
     lines = Lines(stream, every=0.0)
     lines.start([RunLine(1, "a", 0, 2, 0)])
+    lines.update(1, 0, math.nan)
     lines.update(1, 1, math.nan)
-    assert "nan" not in stream.getvalue()
+    said = stream.getvalue()
+    assert "a, seed 0: 1/2 rounds" in said
+    assert "nan" not in said and "inf" not in said

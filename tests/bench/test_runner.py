@@ -115,6 +115,23 @@ def test_a_failing_run_is_told_and_the_others_go_on(tmp_path):
     assert (failed.status, failed.rounds_done, failed.error) == ("failed", 7, "RuntimeError: made to fail")
 
 
+def test_a_store_that_fails_is_told_and_not_hidden_by_its_next_failure(tmp_path, monkeypatch):
+    def full(self, *_, **__):
+        raise sa.exc.OperationalError("INSERT INTO rounds ...", {}, Exception("database or disk is full"))
+
+    monkeypatch.setattr(Store, "write_round", full)
+    describe = Store.update_run
+
+    def fails_too(self, run_id, **values):
+        if values.get("status") == "failed":
+            raise sa.exc.OperationalError("UPDATE runs ...", {}, Exception("another one"))
+        describe(self, run_id, **values)
+
+    monkeypatch.setattr(Store, "update_run", fails_too)
+    _, report = complete(tmp_path, spec=tiny_spec(("uniform",), seeds=1))
+    assert report.failures == {"uniform, seed 0": "The database failed: database or disk is full."}
+
+
 def test_restart_forgets_everything(tmp_path):
     store, _ = complete(tmp_path, spec=tiny_spec(rounds=10))
     store, report = complete(tmp_path, spec=tiny_spec(rounds=5), restart=True)

@@ -81,8 +81,8 @@ class Lines(Progress):
         if now - said >= self.every:
             run = self._runs[run_id]
             speed = (done - rounds) / max(now - since, 1e-9)
-            left = (run.rounds - done) / speed if speed else float("inf")
-            self._say(f"{run.name}: {done}/{run.rounds} rounds, {speed:.1f}/s, {left:.0f} s left{_percent(accuracy)}")
+            left = f", {(run.rounds - done) / speed:.0f} s left" if speed else ""
+            self._say(f"{run.name}: {done}/{run.rounds} rounds, {speed:.1f}/s{left}{_percent(accuracy)}")
             self._latest[run_id] = (now, done, now)
 
     def finish(self, run_id: int, status: str, error: str | None = None) -> None:
