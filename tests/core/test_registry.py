@@ -70,6 +70,17 @@ def test_plug_ins_are_found_and_broken_ones_break_nothing(monkeypatch):
     fedpick.policies.get("md")
 
 
+def test_a_class_of_ones_own_goes_by_module_and_name():
+    policy = fedpick.policies.get("fedpick.policies.uniform:Uniform", weighting="equal")
+    assert policy == fedpick.policies.get("uniform", weighting="equal")
+    with pytest.raises(InvalidInput, match=r"'test_registry:NotAPolicy' is not a subclass of fedpick.Policy"):
+        fedpick.policies.get("test_registry:NotAPolicy")
+    with pytest.raises(UnknownName, match="Did you mean 'Uniform'"):
+        fedpick.policies.get("fedpick.policies.uniform:Unifrom")
+    with pytest.raises(InvalidInput, match=r"hyper-parameter of .* named 'weigting'"):
+        fedpick.policies.get("fedpick.policies.uniform:Uniform", weigting="equal")
+
+
 def test_two_packages_with_one_name_are_reported(monkeypatch):
     entries = [EntryPoint("a/b", f"{module}:Uniform", registry.ENTRY_POINT_GROUP) for module in ("one", "two")]
     monkeypatch.setattr(registry, "entry_points", lambda group: entries)

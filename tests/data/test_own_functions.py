@@ -167,9 +167,9 @@ def test_the_command_finds_modules_beside_the_spec_and_where_one_works(tmp_path,
 @pytest.mark.parametrize(
     ("old", "new", "line", "says"),
     [
-        (":load", ":lod", 3, r"no function in own_\d+ named 'lod'. Did you mean 'load'\?"),
+        (":load", ":lod", 3, r"no function or class in own_\d+ named 'lod'. Did you mean 'load'\?"),
         (":model", ":modle", 8, r"named 'modle'. Did you mean 'model'\?"),
-        (":load", ":not_a_function", 3, "must be a function. It is a int"),
+        (":load", ":not_a_function", 3, "must be a function or a class. It is a int"),
         (":load", ".py:load", 3, r"expected 'package.module:function'.*Leave out the \.py"),
         (":load", "/load.py:x", 3, "dots between folders"),
         (":load", "", 3, r"no data set named 'own_\d+'.*Your own is named 'package.module:function'"),
@@ -269,7 +269,7 @@ def test_two_modules_of_one_name_are_not_mixed_up(tmp_path, module, monkeypatch)
 
 def test_a_module_hidden_by_an_installed_one_is_named(tmp_path, module):
     (tmp_path / "beside" / "colorsys.py").write_text(MODULE)
-    with pytest.raises(SpecError, match=r"no function in colorsys \(.*colorsys\.py\) named 'load'"):
+    with pytest.raises(SpecError, match=r"no function or class in colorsys \(.*colorsys\.py\) named 'load'"):
         load_spec(write(tmp_path, module, **{f"{module}:load": "colorsys:load"}))
 
 

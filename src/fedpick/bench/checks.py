@@ -31,8 +31,8 @@ _RUN_KEYS = [
 ]
 # Elsewhere some numbers may be infinite or unknown, and what they are given to says which: kappa2, deadline.
 _FINITE = ("data", "partition", "task", "local", "server", "simulator")
-# Sections whose name may be `package.module:function`.
-_TARGETS = ("data", "task")
+# Sections whose name may be `package.module:attribute`, and what that is.
+_TARGETS = {"data": "function", "task": "function", "policies": "Class"}
 # Sections whose values are checked last.
 _LATE = ("data", "partition", "task")
 # Keys that are not handed to the thing itself.
@@ -119,7 +119,7 @@ def _name_problems(section: str, table: Mapping[str, Any], known: Registries, pa
     if name not in names:
         message = f"There is no {kind} named {name!r}.{nearest(name, names)} Known: {', '.join(sorted(names))}."
         if section in _TARGETS:
-            message += " Your own is named 'package.module:function'."
+            message += f" Your own is named 'package.module:{_TARGETS[section]}'."
         return [Problem((*path, "name"), message)]
     return []
 

@@ -2,6 +2,7 @@
 
 Built-ins are known as strings only, so that listing them imports nothing and core never depends on a policy.
 A plug-in's names carry its namespace, `acme/greedy`; a plug-in that cannot be imported is reported and breaks no other.
+A policy of one's own that is no plug-in goes by `package.module:Class`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from fedpick.core.errors import FedpickError, InvalidInput, unknown_name
 from fedpick.core.policy import Policy
+from fedpick.core.targets import is_target, load_target
 
 __all__ = ["BUILT_IN", "broken", "cite", "get", "load", "name_of", "names", "parameters", "summary"]
 
@@ -71,10 +73,12 @@ def broken() -> dict[str, str]:
 
 
 def load(name: str) -> type[Policy[Any]]:
-    """The class behind a name."""
+    """The class behind a name, or behind `package.module:Class`."""
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+    if is_target(name):
+        return _policy_class(load_target("policy", name), f"The policy {name!r}")
     plugins = _plugins()
     if name not in plugins:
         hint = "installed plug-ins add names; `fedpick list policies` shows them all"
@@ -85,9 +89,13 @@ def load(name: str) -> type[Policy[Any]]:
         raise InvalidInput(
             f"The plug-in policy {name!r} ({plugins[name].value}) cannot be imported: {type(error).__name__}: {error}."
         ) from error
-    if not (inspect.isclass(policy_class) and issubclass(policy_class, Policy)):
-        raise InvalidInput(f"The plug-in policy {name!r} ({plugins[name].value}) is not a subclass of fedpick.Policy.")
-    return policy_class
+    return _policy_class(policy_class, f"The plug-in policy {name!r} ({plugins[name].value})")
+
+
+def _policy_class(found: Any, what: str) -> type[Policy[Any]]:
+    if not (inspect.isclass(found) and issubclass(found, Policy)):
+        raise InvalidInput(f"{what} is not a subclass of fedpick.Policy.")
+    return found
 
 
 def get(name: str, **hyper_parameters: Any) -> Policy[Any]:

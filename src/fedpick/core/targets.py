@@ -75,14 +75,21 @@ def load_target(kind: str, name: str) -> Callable[..., Any]:
     try:
         found = operator.attrgetter(attribute)(module)
     except AttributeError as error:
-        known = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        kinds = (inspect.isfunction, inspect.isclass)
+        known = [
+            key
+            for key, value in vars(module).items()
+            if any(is_kind(value) for is_kind in kinds) and not key.startswith("_")
+        ]
         own = [key for key in known if getattr(module, key).__module__ == module.__name__]
         # A module that came with something else may have hidden one's own.
         file = getattr(module, "__file__", None) or ""
         where = "" if any(file.startswith(directory) for directory in _directories) else f" ({file or 'built in'})"
-        raise unknown_name(f"function in {module.__name__}{where}", attribute, own or known or ["(none)"]) from error
+        raise unknown_name(
+            f"function or class in {module.__name__}{where}", attribute, own or known or ["(none)"]
+        ) from error
     if not callable(found):
-        raise InvalidInput(f"The {kind} {name!r} must be a function. It is a {type(found).__name__}.")
+        raise InvalidInput(f"The {kind} {name!r} must be a function or a class. It is a {type(found).__name__}.")
     return found  # type: ignore[no-any-return]
 
 
