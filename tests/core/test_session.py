@@ -355,3 +355,10 @@ def test_numbers_of_numpy_can_be_saved_and_other_objects_are_refused(tmp_path):
 def test_a_seed_is_a_whole_number(seed):
     with pytest.raises(InvalidInput, match="seed must be a whole number"):
         Session(Recorder(probes=False), CLIENTS, seed)
+
+
+def test_a_state_of_other_clients_is_not_restored():
+    few, many = (Session(fedpick.policies.get("rpow-d"), Clients(num_examples=np.ones(size))) for size in (5, 9))
+    with pytest.raises(StateFileError, match=r"has the shape \(5,\), which is not for the 9 clients"):
+        many.restore(*states.split(few.state), round=0)
+    assert len(many.state.loss) == 9

@@ -128,6 +128,16 @@ def join(fresh: AnyState, arrays: Mapping[str, NDArray[Any]], plain: Mapping[str
             f"The saved state has the fields {sorted(saved)}, but {type(fresh).__name__} has {sorted(wanted)}: "
             "it was written by another version of this policy."
         )
+    for item in fields(fresh):  # type: ignore[arg-type]
+        axis, here = item.metadata.get(_AXIS), getattr(fresh, item.name)
+        there = arrays.get(item.name)
+        if axis is None or here is None or there is None:
+            continue
+        if there.ndim != here.ndim or there.shape[axis] != here.shape[axis]:
+            raise StateFileError(
+                f"The saved {type(fresh).__name__}.{item.name} has the shape {there.shape}, which is not for the "
+                f"{here.shape[axis]} clients of this session. Restore it into a session with the same clients."
+            )
     return replace(fresh, **saved)  # type: ignore[type-var]
 
 
