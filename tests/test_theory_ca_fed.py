@@ -81,6 +81,9 @@ def test_theorem_two_by_hand():
     arguments = ([1.0, 2.0], [0.5, 0.25], [0.5, 0.1], constants())
     assert errors.optimization_bound(*arguments, per_step=False) == pytest.approx(expected)
     assert errors.optimization_bound(*arguments) == pytest.approx(expected / 0.6)
+    # A chain that mixes at once has no rounds before it has: the term of the loss range is empty, as with time 1.
+    none, one = (errors.optimization_bound(*arguments[:3], constants(mixing_time=time)) for time in (0, 1))
+    assert none == pytest.approx(one)
 
 
 def test_correlation_worsens_the_bound():

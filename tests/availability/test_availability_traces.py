@@ -146,3 +146,14 @@ def test_a_million_chains_reach_a_far_round_directly():
     trace = availability.get("markov", availability=0.5, correlation=0.3).start(clients, seed=0)
     far = trace.mask(10**9)  # nobody could step there
     assert 498_000 < far.sum() < 502_000  # four standard deviations
+
+
+def test_measure_trace_holds_masks_and_no_tables_of_numbers():
+    trace = availability.get("markov", availability=0.5, correlation=0.2).start(
+        Clients(num_examples=np.ones(20_000)), seed=0
+    )
+    tracemalloc.start()
+    measure_trace(trace, 60, max_lag=50)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200 * 20_000  # 101 masks and a few vectors
