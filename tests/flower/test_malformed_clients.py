@@ -287,19 +287,19 @@ def test_a_client_that_returns_the_model_unchanged_ends_nothing(name):
 WEIGHTED = ("FedAvg", "FedAdam", "FedAvgM")
 
 
+def wrapped(name: str, reports: list):
+    """Flower's strategy of this name around uniform selection, which tells of every round."""
+    weights = "policy" if name in WEIGHTED else "ignored"
+    uniform = fedpick.policies.get("uniform")
+    return with_policy(strategies()[name], uniform, seed=0, weights=weights, progress=reports.append)
+
+
 def one_is_left_out(name: str, change) -> None:
     """Client 2 of 5 sends nonsense in the second of three rounds: it failed then, and the others completed."""
     grid, reports = with_targets(5), []
     odd = node_of(grid, 2)
     alter(odd, "train", lambda content: change(content) if odd.trained == 2 else None)
-    strategy = with_policy(
-        strategies()[name],
-        fedpick.policies.get("uniform"),
-        seed=0,
-        weights="policy" if name in WEIGHTED else "ignored",
-        progress=reports.append,
-    )
-    result = start(strategy, grid, rounds=3)
+    result = start(wrapped(name, reports), grid, rounds=3)
     assert [report.failed for report in reports if report.over] == [[], ["partition:2"], []]
     assert np.isfinite(result.arrays["w"].numpy()).all()
 
@@ -377,14 +377,7 @@ def test_few_or_no_usable_replies_end_nothing(name, usable):
     for node in grid.nodes.values():
         if node.partition >= usable:
             alter(node, "train", no_metrics if node.partition % 2 else with_arrays(w=of_bytes(b"garbage")))
-    strategy = with_policy(
-        strategies()[name],
-        fedpick.policies.get("uniform"),
-        seed=0,
-        weights="policy" if name in WEIGHTED else "ignored",
-        progress=reports.append,
-    )
-    start(strategy, grid, rounds=2)
+    start(wrapped(name, reports), grid, rounds=2)
     assert [len(report.completed) for report in reports if report.over] in ([usable] * 2, [0, 0])
 
 

@@ -1,1 +1,6 @@
 """Experiments: what to run (`spec`), where results go (`store`), how they come about (`runner`)."""
+
+__all__ = ["DEFAULT_STORE"]
+
+# Here and not in `store`: the command line shows it, and must not wait for SQLAlchemy to do so.
+DEFAULT_STORE = "results/fedpick.sqlite"

@@ -58,6 +58,7 @@ import numpy as np
 import sqlalchemy as sa
 
 import fedpick
+from fedpick.bench import DEFAULT_STORE
 from fedpick.bench import store_schema as tables
 from fedpick.bench.records import (
     RoundRecord,
@@ -72,9 +73,7 @@ from fedpick.bench.spec import Spec
 from fedpick.bench.store_read import Reader
 from fedpick.core.errors import FedpickError, InvalidInput
 
-__all__ = ["DEFAULT_STORE", "Store", "StoreError", "in_a_sentence", "open_store"]
-
-DEFAULT_STORE = "results/fedpick.sqlite"
+__all__ = ["Store", "StoreError", "in_a_sentence", "open_store"]
 
 
 class StoreError(InvalidInput):

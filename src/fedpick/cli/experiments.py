@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedpick.bench import DEFAULT_STORE
 from fedpick.cli import FAILURE, INTERRUPTED
 from fedpick.cli.options import complete_from, names_list, numbers_list, seeds_option, settings_list
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from fedpick.bench.store_read import Experiment
 
 __all__ = ["compare", "demo", "report", "run"]
-
-DEFAULT_STORE = "results/fedpick.sqlite"
 
 StoreOption = Annotated[
     str,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedpick.bench import DEFAULT_STORE
 from fedpick.cli import FAILURE, INTERRUPTED
-from fedpick.cli.experiments import DEFAULT_STORE, ProcessesOption, QuietOption, SeedsOption, StoreOption
+from fedpick.cli.experiments import ProcessesOption, QuietOption, SeedsOption, StoreOption
 from fedpick.cli.options import names_list, numbers_list, one_of, seeds_option
 
 if TYPE_CHECKING:

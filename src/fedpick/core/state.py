@@ -206,13 +206,16 @@ def _npz_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def write_atomically(target: Path, content: bytes) -> None:
-    """Put a whole file in place or none: a crash never leaves half of it."""
+    """Put a whole file in place or none: a crash never leaves half of it, a full disk nothing at all."""
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(target)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_directory(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:

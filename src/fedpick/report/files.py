@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedpick.core.errors import InvalidInput
+from fedpick.core.state import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,12 +47,8 @@ def put_file(path: str | Path, content: bytes | str) -> Path:
     """Write a file, with the directories above it. A reader, a crash or a full disk never meets half of it."""
     target = refuse_directory(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
-        unfinished.replace(target)
+        write_atomically(target, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(target)) from error  # the name that people know
-    finally:
-        unfinished.unlink(missing_ok=True)
     return target

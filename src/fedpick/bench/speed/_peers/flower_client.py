@@ -47,6 +47,7 @@ def train(message: Message, context: Context) -> Message:
         params = stepper.step(params, x, y, rows)
     content = {
         "arrays": ArrayRecord({name: Array(value) for name, value in flat(params).items()}),
-        "metrics": MetricRecord({"weight": float(config["weight"])}),  # type: ignore[arg-type]
+        "metrics": MetricRecord({"weight": float(config["weight"])}),  # type: ignore[arg-type]  # as above
     }
+    # Records of two kinds: the dict's type is not exactly the one that RecordDict names.
     return Message(RecordDict(content), reply_to=message)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ def load() -> Any:
     import jax
 
     if not hasattr(jax, "tree_map"):
+        # A name that JAX no longer has, so that mypy cannot know it.
         jax.tree_map = jax.tree.map  # type: ignore[attr-defined]
     import fedjax
 
@@ -44,6 +45,7 @@ def model_of(fedjax: Any, initial: dict[str, np.ndarray]) -> Any:
 
 def main(folder: str) -> None:
     """Take turns until there are none left."""
+    # Run as a file, so this is the module beside it; mypy looks for a package.
     from turns import Turns, Work  # type: ignore[import-not-found]
 
     turns = Turns()

@@ -13,6 +13,7 @@ def module_of(model: Any) -> Any:
     """The PyTorch model with the two methods that pfl asks for."""
     import torch
 
+    # PyTorch is not installed where types are checked: the base class is Any there.
     class Module(torch.nn.Module):  # type: ignore[misc]
         """The model and its loss."""
 
