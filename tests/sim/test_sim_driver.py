@@ -172,10 +172,12 @@ def test_a_changing_cohort_does_not_recompile():
 
 
 def test_how_work_is_cut_depends_on_the_setting_and_the_cohort_alone():
-    small = Simulator(make_federation(), "logistic", local=LOCAL)
+    epochs = LocalTraining(lr=0.1, epochs=1, batch_size=8)
+    equal, unequal = (Simulator(make_federation(), "logistic", local=local) for local in (LOCAL, epochs))
     if jax.default_backend() == "cpu":
-        assert small.group == 1
-        assert small.shards == min(os.cpu_count(), 2)
+        # Clients that take unequally many steps would wait for each other in a batch.
+        assert equal.group > 1
+        assert unequal.group == unequal.shards == 1
     several = Simulator(make_federation(), "logistic", local=LOCAL, shards=2, group=3)
     assert [len(piece) for piece in several.programs.split(np.arange(3))] == [3]
     assert [len(piece) for piece in several.programs.split(np.arange(6))] == [3, 3]
@@ -234,7 +236,7 @@ def test_settings_are_plain_and_complete():
 
     settings = json.loads(json.dumps(start()[0].settings()))
     assert settings["local"]["steps"] == 3
-    assert settings["shards"] == (min(os.cpu_count(), 2) if jax.default_backend() == "cpu" else 1)
+    assert settings["shards"] == (min(os.cpu_count(), 8) if jax.default_backend() == "cpu" else 1)
     assert to_numpy(start()[0].params)["dense0"]["weight"].shape == (6, 3)
 
 

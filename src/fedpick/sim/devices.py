@@ -9,24 +9,12 @@ from typing import Any
 from fedpick.core.errors import MissingDependency
 from fedpick.data.sources import cache_directory
 
-__all__ = ["default_shards", "on_cpu", "one_kernel_options", "require_jax"]
-
-_ONE_KERNEL_LOOPS = "xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=100000000"
-"""A loop that touches fewer bytes than this becomes one kernel on a CPU, unless something in it needs a thread pool.
-
-XLA's own limit is 1 kB; beyond it, it hands the tiny kernels of a loop from thread to thread, which takes longer than
-the work in them.
-"""
-_ONE_KERNEL_OPTIONS = {"xla_cpu_multi_thread_eigen": False, "xla_cpu_experimental_ynn_fusion_type": ""}
-"""Products within the kernel instead of in a library with threads of its own."""
+__all__ = ["default_shards", "on_cpu", "require_jax"]
 
 
 @cache
 def require_jax() -> Any:
     """The jax module, set up once per process."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "xla_backend_extra_options" not in flags:  # read when JAX first computes; a user's own choice stays
-        os.environ["XLA_FLAGS"] = f"{flags} --{_ONE_KERNEL_LOOPS}".strip()
     try:
         import jax
     except ModuleNotFoundError as error:
@@ -51,19 +39,6 @@ def require_jax() -> Any:
 def on_cpu() -> bool:
     """Whether JAX computes on the CPU here: convolutions and batching are laid out differently there."""
     return bool(require_jax().default_backend() == "cpu")
-
-
-@cache
-def one_kernel_options() -> dict[str, Any]:
-    """How to compile a small program for one thread of a CPU; nothing where JAX is too old or too new for it."""
-    jax = require_jax()
-    if not on_cpu():
-        return {}
-    try:
-        jax.jit(lambda x: x + 1, compiler_options=_ONE_KERNEL_OPTIONS)(0.0)
-    except (RuntimeError, ValueError):  # an option that this XLA does not have
-        return {}
-    return _ONE_KERNEL_OPTIONS
 
 
 def default_shards() -> int:

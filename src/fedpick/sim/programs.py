@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from fedpick.core.rng import Purpose
 from fedpick.sim import counter, engine
-from fedpick.sim.devices import one_kernel_options
 from fedpick.sim.engine import Cohort, bucket
 from fedpick.sim.local import LocalTraining
 from fedpick.sim.rows import Rows, shaped
@@ -42,20 +41,13 @@ def _side_by_side(calls: Sequence[Callable[[], Any]]) -> list[Any]:
 
 @lru_cache(maxsize=64)
 def _training_programs(
-    task: Task,
-    shape: tuple[int, ...],
-    local: LocalTraining,
-    server: ServerStep,
-    batch: int,
-    group: int,
-    one_kernel: bool,
+    task: Task, shape: tuple[int, ...], local: LocalTraining, server: ServerStep, batch: int, group: int
 ) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
     """A whole round, a piece of a cohort, and the server step; shared by all simulators with these settings."""
     task = shaped(task, shape)
-    options = one_kernel_options() if one_kernel else {}
     return (
-        jax.jit(engine.round_program(task, local, server, batch, group), compiler_options=options),
-        jax.jit(engine.cohort_program(task, local, batch, group), compiler_options=options),
+        jax.jit(engine.round_program(task, local, server, batch, group)),
+        jax.jit(engine.cohort_program(task, local, batch, group)),
         jax.jit(engine.server_program(server)),
     )
 
@@ -75,17 +67,15 @@ class Programs:
     """What a simulator runs, for any cohort."""
 
     def __init__(
-        self, task: Task, local: LocalTraining, server: ServerStep, rows: Rows, shards: int, group: int, small: bool
+        self, task: Task, local: LocalTraining, server: ServerStep, rows: Rows, shards: int, group: int
     ) -> None:
         self.local, self.rows = local, rows
         self.shards, self.group = shards, group
-        # A large model's products are worth a library with threads, and a batch of clients is not one loop.
-        self._one_kernel = small and group == 1
         largest = int(rows.sizes.max(initial=1))
         self.batch = max(largest, 1) if local.batch_size is None else local.batch_size
         # Learning rates are arguments of the programs, so they do not tell programs apart.
         self._round, self._cohort, self._server = _training_programs(
-            task, rows.shape, replace(local, lr=1.0), replace(server, lr=1.0), self.batch, group, self._one_kernel
+            task, rows.shape, replace(local, lr=1.0), replace(server, lr=1.0), self.batch, group
         )
         self._whole, self._gathered = _measuring_programs(task, rows.shape)
         self.task = shaped(task, rows.shape)
@@ -205,8 +195,7 @@ class Programs:
         else:
             describe = partial(_flat_update, sketch, counter.key_from(seed, int(Purpose.MEASURE)))
         width = jax.eval_shape(describe, params, params).shape[0]
-        program = engine.vector_program(self.task, self.local, self.batch, self.group, describe, width)
-        return jax.jit(program, compiler_options=one_kernel_options() if self._one_kernel else {})
+        return jax.jit(engine.vector_program(self.task, self.local, self.batch, self.group, describe, width))
 
     def _noise(self, count: int, seed: int) -> Array:
         """Gaussian inputs with the mean and spread of the data (its first rows stand for all of it)."""

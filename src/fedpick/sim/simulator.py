@@ -37,10 +37,11 @@ Params = Any
 
 HEAVY = 10_000
 """Models with more parameters than this are worth a thread on every core."""
-SMALL_SHARDS = 2
-"""Threads for a smaller one: handing a piece over takes as long as training some clients."""
 SMALL_GROUP = 16
-"""Clients of a small model trained as one batch on a GPU. On a CPU one after another, in one kernel."""
+"""Clients of a small model trained as one batch on a GPU."""
+SMALL_GROUP_CPU = 10
+"""The same on a CPU, if all take equally many steps: most cohorts are a multiple of ten, and a batch fills up with
+nobody. Otherwise one after another there: a batch waits for the client with the most steps."""
 
 
 class Simulator:
@@ -57,8 +58,9 @@ class Simulator:
         losses_on: which part of the local data losses are measured on: "train", "validation", "test" or "all".
         shards: into how many pieces a cohort is cut, each trained by its own thread. Part of the setting: another
             number adds the updates up in another order. A cohort that fits into one group is not cut. None: one per
-            core on a CPU, at most two for a small model; else one.
-        group: clients per batched program; None: more than one for a small model on a GPU.
+            core on a CPU, but one where a small model is trained client after client; else one.
+        group: clients per batched program; None: more than one for a small model, on a CPU only if all clients take
+            equally many steps (LocalTraining.steps).
         sketch: length of the sketch with which UPDATE probes answer; None: the whole update.
         noise_examples: common Gaussian inputs on which OUTPUTS probes are answered.
     """
@@ -104,13 +106,13 @@ class Simulator:
         self.num_parameters = sum(int(leaf.size) for leaf in leaves)
         self.model_bytes = sum(int(leaf.nbytes) for leaf in leaves)
         heavy = self.num_parameters > HEAVY
-        self.group = group or task.group or (1 if heavy or on_cpu() else SMALL_GROUP)
-        self.shards = shards or (default_shards() if heavy else min(default_shards(), SMALL_SHARDS))
+        self.group = group or task.group or _default_group(heavy, equal_steps=local.steps is not None)
+        self.shards = shards or (default_shards() if heavy or self.group > 1 else 1)
         self.velocity: Params = jax.tree.map(jax.numpy.zeros_like, self.params) if self.server.momentum else ()
         self.round = 0
         self.counters = Counters()
         self.timings = Timings()
-        self.programs = Programs(task, local, self.server, self.rows, self.shards, self.group, small=not heavy)
+        self.programs = Programs(task, local, self.server, self.rows, self.shards, self.group)
         self._sent = np.full(len(self.clients), -1, np.int64)
 
     @property
@@ -368,3 +370,11 @@ class Simulator:
         self.params, self.velocity = trees["params"], trees["velocity"]
         self.round, self.counters = plain["round"], Counters(**plain["counters"])
         self._sent[:] = -1
+
+
+def _default_group(heavy: bool, equal_steps: bool) -> int:
+    if heavy:
+        return 1
+    if not on_cpu():
+        return SMALL_GROUP
+    return SMALL_GROUP_CPU if equal_steps else 1
