@@ -85,3 +85,21 @@ def test_max_pool_leaves_out_an_odd_last_row():
     pooled = np.asarray(layers.max_pool(x))
     assert pooled.shape == (2, 2, 2, 1)
     assert pooled[0, :, :, 0].tolist() == [[5.0, 7.0], [13.0, 15.0]]
+
+
+@pytest.mark.parametrize("classes", [2, layers.FEW_CLASSES, layers.FEW_CLASSES + 1])
+@pytest.mark.parametrize("train", [True, False])
+def test_cross_entropy_is_minus_the_log_probability(classes, train):
+    rng = np.random.default_rng(classes)
+    logits = rng.normal(scale=30.0, size=(50, classes)).astype(np.float32)
+    labels = rng.integers(0, classes, 50)
+    wide = logits.astype(np.float64)
+    expected = np.log(np.exp(wide - wide.max(1, keepdims=True)).sum(1)) + wide.max(1) - wide[np.arange(50), labels]
+    np.testing.assert_allclose(layers.cross_entropy(logits, labels, train), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_cross_entropy_of_a_model_that_diverged_is_not_a_number():
+    logits = np.array([[np.nan, 0.0], [0.0, 1.0]], np.float32)
+    losses = np.asarray(layers.cross_entropy(logits, np.array([1, 1]), train=False))
+    assert np.isnan(losses[0])
+    assert losses[1] == pytest.approx(np.log1p(np.exp(-1.0)))
