@@ -17,9 +17,9 @@ from fedpick.availability.process import (
     Trace,
     checked_number,
     checked_whole,
-    set_field,
 )
 from fedpick.core.errors import InvalidInput
+from fedpick.core.records import assign
 from fedpick.core.types import BoolArray, Clients, FloatArray
 
 __all__ = ["AlternatingGroups", "AlternatingTrace"]
@@ -78,9 +78,7 @@ class AlternatingGroups(AvailabilityProcess):
     reference: ClassVar[str] = POWER_OF_CHOICE
 
     def __post_init__(self) -> None:
-        set_field(
-            self, num_groups=checked_whole(self, "num_groups", 1), excluded=checked_number(self, "excluded", 0, 1)
-        )
+        assign(self, num_groups=checked_whole(self, "num_groups", 1), excluded=checked_number(self, "excluded", 0, 1))
 
     def start(self, clients: Clients, seed: int) -> AlternatingTrace:
         """See `AvailabilityProcess.start`."""

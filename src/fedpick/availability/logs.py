@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedpick.core.errors import DataError, InvalidInput
+from fedpick.core.records import assign
 from fedpick.core.types import FloatArray, IntArray
 
 __all__ = ["FORMATS", "DeviceLogs", "read_csv", "read_fedscale", "read_flash_json", "read_logs", "read_npz"]
@@ -70,9 +71,7 @@ class DeviceLogs:
         descends = (np.diff(times) < 0) & (within[1:] == within[:-1])
         if (times.size and times.min() < 0) or descends.any():
             raise InvalidInput("DeviceLogs.times must be at least 0 and ascending within each device.")
-        for name, value in (("offsets", offsets), ("times", times), ("period", period)):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "states", states.astype(np.uint8))
+        assign(self, offsets=offsets, times=times, period=period, states=states.astype(np.uint8))
 
     def __len__(self) -> int:
         return len(self.period)

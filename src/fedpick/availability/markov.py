@@ -39,11 +39,11 @@ from fedpick.availability.process import (
     checked_number,
     checked_values,
     checked_whole,
-    set_field,
     spread,
     trace_stream,
 )
 from fedpick.core.errors import InvalidInput
+from fedpick.core.records import assign
 from fedpick.core.types import BoolArray, Clients, FloatArray, IntArray
 
 __all__ = [
@@ -160,8 +160,8 @@ class Markov(AvailabilityProcess):
     reference: ClassVar[str] = CA_FED
 
     def __post_init__(self) -> None:
-        set_field(self, availability=checked_values(self, "availability", 0, 1))
-        set_field(self, correlation=checked_values(self, "correlation", -1, 1))
+        assign(self, availability=checked_values(self, "availability", 0, 1))
+        assign(self, correlation=checked_values(self, "correlation", -1, 1))
 
     def start(self, clients: Clients, seed: int) -> MarkovTrace:
         """See `AvailabilityProcess.start`."""
@@ -192,7 +192,7 @@ class CorrelatedPopulation(AvailabilityProcess):
     reference: ClassVar[str] = CA_FED
 
     def __post_init__(self) -> None:
-        set_field(
+        assign(
             self,
             heterogeneity=checked_number(self, "heterogeneity", 0, 0.5),
             correlation=checked_number(self, "correlation", -1, 1),
@@ -254,11 +254,11 @@ class Clustered(AvailabilityProcess):
     reference: ClassVar[str] = CA_FED
 
     def __post_init__(self) -> None:
-        set_field(self, num_clusters=checked_whole(self, "num_clusters", 1))
+        assign(self, num_clusters=checked_whole(self, "num_clusters", 1))
         if self.availability is not None:
-            set_field(self, availability=checked_values(self, "availability", 0, 1))
+            assign(self, availability=checked_values(self, "availability", 0, 1))
         if self.correlation is not None:
-            set_field(self, correlation=checked_values(self, "correlation", -1, 1))
+            assign(self, correlation=checked_values(self, "correlation", -1, 1))
         checked_choice(self, "assignment", ("blocks", "round-robin"))
 
     def start(self, clients: Clients, seed: int) -> MarkovTrace:

@@ -38,10 +38,10 @@ from fedpick.availability.process import (
     checked_flag,
     checked_number,
     checked_whole,
-    set_field,
     trace_stream,
 )
 from fedpick.core.errors import InvalidInput
+from fedpick.core.records import assign
 from fedpick.core.types import BoolArray, Clients, FloatArray
 
 __all__ = [
@@ -158,7 +158,7 @@ class Homogeneous(AvailabilityProcess):
     reference: ClassVar[str] = FEDGS
 
     def __post_init__(self) -> None:
-        set_field(self, beta=checked_number(self, "beta", 0, 1))
+        assign(self, beta=checked_number(self, "beta", 0, 1))
         checked_flag(self, "redraw")
 
     def start(self, clients: Clients, seed: int) -> IndependentTrace:
@@ -177,7 +177,7 @@ class MoreDataFirst(AvailabilityProcess):
     reference: ClassVar[str] = FEDGS
 
     def __post_init__(self) -> None:
-        set_field(self, beta=checked_number(self, "beta", 0, np.inf, below=True))
+        assign(self, beta=checked_number(self, "beta", 0, np.inf, below=True))
         checked_flag(self, "redraw")
 
     def start(self, clients: Clients, seed: int) -> IndependentTrace:
@@ -196,7 +196,7 @@ class LessDataFirst(AvailabilityProcess):
     reference: ClassVar[str] = FEDGS
 
     def __post_init__(self) -> None:
-        set_field(self, beta=checked_number(self, "beta", 0, np.inf, below=True))
+        assign(self, beta=checked_number(self, "beta", 0, np.inf, below=True))
         checked_flag(self, "redraw")
 
     def start(self, clients: Clients, seed: int) -> IndependentTrace:
@@ -217,7 +217,7 @@ class YMaxFirst(AvailabilityProcess):
     reference: ClassVar[str] = FEDGS
 
     def __post_init__(self) -> None:
-        set_field(self, beta=checked_number(self, "beta", 0, 1))
+        assign(self, beta=checked_number(self, "beta", 0, 1))
         checked_flag(self, "redraw")
 
     def start(self, clients: Clients, seed: int) -> IndependentTrace:
@@ -240,9 +240,9 @@ class YCycle(AvailabilityProcess):
     reference: ClassVar[str] = FEDGS
 
     def __post_init__(self) -> None:
-        set_field(self, beta=checked_number(self, "beta", 0, 1))
+        assign(self, beta=checked_number(self, "beta", 0, 1))
         if self.period is not None:
-            set_field(self, period=checked_whole(self, "period", 1))
+            assign(self, period=checked_whole(self, "period", 1))
         checked_flag(self, "redraw")
 
     def start(self, clients: Clients, seed: int) -> IndependentTrace:
@@ -269,7 +269,7 @@ class LogNormal(AvailabilityProcess):
     reference: ClassVar[str] = FEDGS
 
     def __post_init__(self) -> None:
-        set_field(self, beta=checked_number(self, "beta", 0, 1, below=True))
+        assign(self, beta=checked_number(self, "beta", 0, 1, below=True))
         checked_flag(self, "redraw")
 
     def start(self, clients: Clients, seed: int) -> IndependentTrace:
@@ -290,7 +290,7 @@ class SinLogNormal(AvailabilityProcess):
     reference: ClassVar[str] = FEDGS
 
     def __post_init__(self) -> None:
-        set_field(self, beta=checked_number(self, "beta", 0, 1, below=True), period=checked_whole(self, "period", 2))
+        assign(self, beta=checked_number(self, "beta", 0, 1, below=True), period=checked_whole(self, "period", 2))
         checked_choice(self, "phase", ("code", "paper"))
         checked_flag(self, "redraw")
 

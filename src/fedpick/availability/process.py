@@ -101,12 +101,6 @@ def trace_stream(seed: int) -> np.random.Generator:
     return stream(seed, 0, Purpose.AVAILABILITY)
 
 
-def set_field(process: AvailabilityProcess, **values: object) -> None:
-    """Write the normalised form of a parameter into a frozen process, from its `__post_init__`."""
-    for name, value in values.items():
-        object.__setattr__(process, name, value)
-
-
 def checked_number(process: object, name: str, low: float, high: float, *, below: bool = False) -> float:
     """The parameter as a float in [low, high], or [low, high) with `below`."""
     value = getattr(process, name)

@@ -25,10 +25,10 @@ from fedpick.availability.process import (
     checked_flag,
     checked_number,
     checked_whole,
-    set_field,
     trace_stream,
 )
 from fedpick.core.errors import InvalidInput
+from fedpick.core.records import assign
 from fedpick.core.types import BoolArray, Clients, FloatArray, IntArray
 
 __all__ = ["Replay", "ReplayTrace"]
@@ -167,7 +167,7 @@ class Replay(AvailabilityProcess):
     def __post_init__(self) -> None:
         if not isinstance(self.path, (str, Path)) or not str(self.path):
             raise InvalidInput(f"The parameter 'path' of Replay must be the path of a file. Got {self.path!r}.")
-        set_field(
+        assign(
             self,
             path=str(self.path),
             round_seconds=checked_number(self, "round_seconds", 1e-3, np.inf, below=True),

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Signal
+from fedpick.core.records import assign, read_only
 
 __all__ = ["Clients", "Measurement", "Outcome", "Probe", "RoundContext", "Selection", "aggregation_weights"]
 
@@ -25,23 +26,12 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 
-def _set(record: object, **values: object) -> None:
-    for name, value in values.items():
-        object.__setattr__(record, name, value)
-
-
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
 def _floats(values: ArrayLike, name: str, shape: tuple[int | None, ...]) -> FloatArray:
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{name} must be an array of numbers. Got {type(values).__name__}: {error}.") from error
-    return _read_only(_shaped(array, name, shape))
+    return read_only(_shaped(array, name, shape))
 
 
 def _shaped(array: NDArray[Any], name: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
@@ -57,7 +47,7 @@ def _booleans(values: ArrayLike, name: str, size: int | None) -> BoolArray:
     # An array of indices instead of a mask is the usual mistake here.
     if array.dtype != np.bool_ and array.size:
         raise InvalidInput(f"{name} must be a boolean mask, one entry per client. Got an array of {array.dtype}.")
-    return _read_only(_shaped(array.astype(np.bool_, copy=False), name, (size,)))
+    return read_only(_shaped(array.astype(np.bool_, copy=False), name, (size,)))
 
 
 def _indices(values: ArrayLike, name: str) -> IntArray:
@@ -72,7 +62,7 @@ def _indices(values: ArrayLike, name: str) -> IntArray:
     if len(array) > 1 and not np.diff(np.sort(array)).all():
         values_, counts = np.unique(array, return_counts=True)
         raise InvalidInput(f"{name} must be unique. Client {values_[counts > 1][0]} is there {counts.max()} times.")
-    return _read_only(array)
+    return read_only(array)
 
 
 def whole_number(value: Any, name: str, least: int) -> int:
@@ -106,19 +96,19 @@ class Clients:
             raise InvalidInput("Clients.num_examples must have at least one client. Got none.")
         if not (np.isfinite(sizes).all() and sizes.min() >= 0 and sizes.sum() > 0):
             raise InvalidInput("Clients.num_examples must be finite, at least 0 and not all 0.")
-        _set(self, num_examples=sizes, importance=self._checked_importance(sizes))
+        assign(self, num_examples=sizes, importance=self._checked_importance(sizes))
         for name, low, high in (("availability", 0.0, 1.0), ("correlation", -1.0, 1.0)):
             if (value := getattr(self, name)) is not None:
                 array = _floats(value, f"Clients.{name}", (count,))
                 if not (array.min() >= low and array.max() <= high):  # also catches NaN
                     raise InvalidInput(f"Clients.{name} must lie in [{low:g}, {high:g}].")
-                _set(self, **{name: array})
+                assign(self, **{name: array})
         for name in ("label_histogram", "features"):
             if (value := getattr(self, name)) is not None:
                 array = _floats(value, f"Clients.{name}", (count, None))
                 if not np.isfinite(array).all():
                     raise InvalidInput(f"Clients.{name} must be finite.")
-                _set(self, **{name: array})
+                assign(self, **{name: array})
         if self.label_histogram is not None and self.label_histogram.size and self.label_histogram.min() < 0:
             raise InvalidInput("Clients.label_histogram must be at least 0.")
 
@@ -150,12 +140,12 @@ class Selection:
 
     def __post_init__(self) -> None:
         clients = _indices(self.clients, "Selection.clients")
-        _set(self, clients=clients, diagnostics=MappingProxyType(dict(self.diagnostics)))
+        assign(self, clients=clients, diagnostics=MappingProxyType(dict(self.diagnostics)))
         if self.weights is not None:
             weights = _floats(self.weights, "Selection.weights", (len(clients),))
             if not (np.isfinite(weights).all() and (len(weights) == 0 or weights.min() >= 0)):
                 raise InvalidInput("Selection.weights must be finite and at least 0.")
-            _set(self, weights=weights)
+            assign(self, weights=weights)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -171,9 +161,9 @@ class Probe:
     """Estimate from one mini-batch of this size; None: the whole local data set."""
 
     def __post_init__(self) -> None:
-        _set(self, clients=_indices(self.clients, "Probe.clients"), signal=Signal(self.signal))
+        assign(self, clients=_indices(self.clients, "Probe.clients"), signal=Signal(self.signal))
         if self.batch_size is not None:
-            _set(self, batch_size=whole_number(self.batch_size, "Probe.batch_size", 1))
+            assign(self, batch_size=whole_number(self.batch_size, "Probe.batch_size", 1))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -189,7 +179,7 @@ class Measurement:
         clients = _indices(self.clients, "Measurement.clients")
         ndim = np.ndim(self.values)
         shape = (len(clients), None) if ndim == 2 else (len(clients),)
-        _set(self, clients=clients, values=_floats(self.values, "Measurement.values", shape))
+        assign(self, clients=clients, values=_floats(self.values, "Measurement.values", shape))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -207,7 +197,7 @@ class RoundContext:
     """One per probe, in the order of the probes."""
 
     def __post_init__(self) -> None:
-        _set(
+        assign(
             self,
             index=whole_number(self.index, "RoundContext.index", 0),
             budget=whole_number(self.budget, "RoundContext.budget", 0),
@@ -237,12 +227,12 @@ class Outcome:
     def __post_init__(self) -> None:
         clients = _indices(self.clients, "Outcome.clients")
         completed = _booleans(self.completed, "Outcome.completed", len(clients))
-        _set(self, index=whole_number(self.index, "Outcome.index", 0), clients=clients, completed=completed)
+        assign(self, index=whole_number(self.index, "Outcome.index", 0), clients=clients, completed=completed)
         for name in ("loss", "train_loss", "duration", "update_norm"):
             value = getattr(self, name)
             if value is None:
                 value = np.full(len(clients), np.nan)
-            _set(self, **{name: _floats(value, f"Outcome.{name}", (len(clients),))})
+            assign(self, **{name: _floats(value, f"Outcome.{name}", (len(clients),))})
 
 
 def aggregation_weights(selection: Selection, completed: ArrayLike, clients: Clients) -> FloatArray:

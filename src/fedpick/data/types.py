@@ -19,9 +19,10 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fedpick.core.errors import InvalidInput
+from fedpick.core.records import assign, read_only
 from fedpick.core.types import Clients
 from fedpick.data.checks import (
     array_of,
@@ -35,17 +36,6 @@ from fedpick.data.checks import (
 __all__ = ["Dataset", "Federation", "Part"]
 
 Part = Literal["all", "train", "validation", "test"]
-
-
-def _set(record: object, **values: object) -> None:
-    for name, value in values.items():
-        object.__setattr__(record, name, value)
-
-
-def _read_only(array: ArrayLike, dtype: Any = None) -> NDArray[Any]:
-    view = np.asarray(array, dtype=dtype).view()
-    view.flags.writeable = False
-    return view
 
 
 def _normalized(x: NDArray[Any], scale: float, mean: NDArray[Any], std: NDArray[Any]) -> NDArray[np.float32]:
@@ -93,21 +83,21 @@ class Dataset:
         if len(test_x) == 0:
             test_x = train_x[:0]  # nothing has no shape of its own
         num_classes = check_num_classes(self.num_classes)
-        _set(
+        assign(
             self,
-            train_x=_read_only(train_x),
-            test_x=_read_only(test_x),
-            train_y=_read_only(labels_of("Dataset.train_y", self.train_y, len(train_x), num_classes)),
-            test_y=_read_only(labels_of("Dataset.test_y", self.test_y, len(test_x), num_classes)),
+            train_x=read_only(train_x),
+            test_x=read_only(test_x),
+            train_y=read_only(labels_of("Dataset.train_y", self.train_y, len(train_x), num_classes)),
+            test_y=read_only(labels_of("Dataset.test_y", self.test_y, len(test_x), num_classes)),
             num_classes=num_classes,
-            mean=_read_only(np.atleast_1d(self.mean), np.float32),
-            std=_read_only(np.atleast_1d(self.std), np.float32),
+            mean=read_only(np.atleast_1d(self.mean), np.float32),
+            std=read_only(np.atleast_1d(self.std), np.float32),
             info=MappingProxyType(dict(self.info)),
         )
         check_examples(self.train_x, self.test_x)
         check_normalization(self.shape, self.scale, self.mean, self.std)
         if self.groups is not None:
-            _set(self, groups=_read_only(self.groups))
+            assign(self, groups=read_only(self.groups))
             check_groups(self.groups, len(self))
 
     def __len__(self) -> int:
@@ -160,10 +150,10 @@ class Federation:
 
     def __post_init__(self) -> None:
         for name in ("x", "y", "test_x", "test_y", "indices", "mean", "std"):
-            _set(self, **{name: _read_only(getattr(self, name))})
+            assign(self, **{name: read_only(getattr(self, name))})
         for name in ("offsets", "train_ends", "validation_ends"):
-            _set(self, **{name: _read_only(getattr(self, name), np.int64)})
-        _set(self, info=MappingProxyType(dict(self.info)))
+            assign(self, **{name: read_only(getattr(self, name), np.int64)})
+        assign(self, info=MappingProxyType(dict(self.info)))
         count = len(self.offsets) - 1
         if count < 1 or len(self.train_ends) != count or len(self.validation_ends) != count:
             raise InvalidInput(

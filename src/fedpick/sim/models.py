@@ -83,6 +83,8 @@ def mlp(
     places = {"none": (), "fedcor": range(len(hidden)), "power-of-choice": (1,)}
     if dropout not in places:
         raise InvalidInput(f"The mlp's dropout is one of {', '.join(places)}. Got {dropout!r}.")
+    if not 0.0 <= rate < 1.0:
+        raise InvalidInput(f"The mlp's rate of dropout must be at least 0 and below 1. Got {rate!r}.")
     return _perceptron("mlp", math.prod(input_shape), hidden, num_classes, frozenset(places[dropout]), rate)
 
 
