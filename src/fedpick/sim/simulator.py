@@ -35,7 +35,7 @@ __all__ = ["Simulator"]
 FloatArray = NDArray[np.float64]
 Params = Any
 
-HEAVY = 10_000
+HEAVY = 5_000
 """Models with more parameters than this are worth a thread on every core."""
 SMALL_GROUP = 16
 """Clients of a small model trained as one batch on a GPU."""
