@@ -18,7 +18,7 @@ from naive_loop import (
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Signal
 from fedpick.core.types import Probe, Selection
-from fedpick.sim import LearningRate, LocalTraining, ServerStep, Simulator, Task, tasks
+from fedpick.sim import LearningRate, LocalTraining, ServerStep, Simulator, Task, programs, tasks
 
 SOLVERS = {
     "epoch steps": LocalTraining(lr=0.1, steps=7, batch_size=8),
@@ -59,6 +59,17 @@ def follow(simulator, selections, rounds_done=0):
 def test_local_solvers(solver, group, shards):
     simulator = Simulator(make_federation(), "logistic", local=SOLVERS[solver], seed=3, group=group, shards=shards)
     follow(simulator, [Selection(clients=[4, 0, 2]), Selection(clients=[1, 3, 5, 0], weights=[0.1, 0.5, 0.2, 0.0])])
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("solver", ["epochs", "momentum and decay", "fedprox"])
+def test_large_matrices_are_turned_and_turned_back(monkeypatch, solver, group):
+    """Every matrix counts as large here; 6 x 3, so that one left the wrong way round would not fit."""
+    monkeypatch.setattr("fedpick.sim.local.LARGE_MATRIX", 1)
+    programs._training_programs.cache_clear()
+    simulator = Simulator(make_federation(), "logistic", local=SOLVERS[solver], seed=3, group=group, shards=1)
+    follow(simulator, [Selection(clients=[4, 0, 2]), Selection(clients=[1, 3, 5, 0], weights=[0.1, 0.5, 0.2, 0.0])])
+    programs._training_programs.cache_clear()
 
 
 @pytest.mark.parametrize("server", SERVERS)
