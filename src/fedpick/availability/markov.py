@@ -160,8 +160,11 @@ class Markov(AvailabilityProcess):
     reference: ClassVar[str] = CA_FED
 
     def __post_init__(self) -> None:
-        assign(self, availability=checked_values(self, "availability", 0, 1))
-        assign(self, correlation=checked_values(self, "correlation", -1, 1))
+        assign(
+            self,
+            availability=checked_values(self, "availability", 0, 1),
+            correlation=checked_values(self, "correlation", -1, 1),
+        )
 
     def start(self, clients: Clients, seed: int) -> MarkovTrace:
         """See `AvailabilityProcess.start`."""

@@ -1,4 +1,4 @@
-"""What frozen records of arrays need in their `__post_init__`."""
+"""What frozen records need in their `__post_init__`."""
 
 from __future__ import annotations
 

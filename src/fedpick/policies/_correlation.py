@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedpick.core.errors import InvalidInput, require
 from fedpick.core.policy import Policy, Signal
+from fedpick.core.records import assign
 from fedpick.core.sampling import sample_uniform, top_k
 from fedpick.core.state import per_client
 from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection
@@ -93,7 +94,7 @@ class Correlation(Policy[CorrelationState]):
         self._refuse_another_preset()
         for name, value in self.presets[self.variant].items():
             if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
+                assign(self, **{name: value})
         for name, allowed in choices.items():
             require(getattr(self, name) in allowed, self, name, _one_of(allowed))
         for name, least in (("dimension", 1), ("interval", 1), ("trials", 1), ("iterations", 0), ("warmup", 0)):

@@ -42,6 +42,7 @@ import numpy as np
 from fedpick.availability.estimators import AvailabilityCounts, no_counts
 from fedpick.core.errors import InvalidInput, require, require_whole
 from fedpick.core.policy import Policy, Signal
+from fedpick.core.records import assign
 from fedpick.core.state import derived, per_client
 from fedpick.core.types import BoolArray, Clients, FloatArray, IntArray, Probe, RoundContext, Selection
 from fedpick.policies._estimates import (
@@ -116,7 +117,7 @@ class CAFed(Policy[CAFedState]):
         if isinstance(self.minimum_loss, str):
             require(self.minimum_loss in ("running", "zero"), self, "minimum_loss", "'running', 'zero' or values")
         else:  # as a tuple, so that the policy stays a hashable value
-            object.__setattr__(self, "minimum_loss", tuple(float(value) for value in self.minimum_loss))
+            assign(self, minimum_loss=tuple(float(value) for value in self.minimum_loss))
             require(not np.isinf(self.minimum_loss).any(), self, "minimum_loss", "finite values, or NaN for unknown")
 
     @property

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.core.errors import InvalidInput
+from fedpick.core.records import assign
 from fedpick.sim import counter
 from fedpick.sim.tasks import Task
 
@@ -57,7 +58,7 @@ class LearningRate:
     def __post_init__(self) -> None:
         for name, least in (("initial", 0.0), ("factor", 0.0), ("per_round", 0.0), ("decay", 0.0)):
             _at_least(self, name, least, above=name != "decay")
-        object.__setattr__(self, "milestones", tuple(int(milestone) for milestone in self.milestones))
+        assign(self, milestones=tuple(int(milestone) for milestone in self.milestones))
 
     def at(self, round: int) -> float:
         """The rate in one round."""
@@ -95,7 +96,7 @@ class LocalTraining:
         if self.sampling not in ("epoch", "batch", "replacement"):
             raise InvalidInput(f"LocalTraining.sampling is one of epoch, batch, replacement. Got {self.sampling!r}.")
         if not isinstance(self.lr, LearningRate):
-            object.__setattr__(self, "lr", LearningRate(initial=self.lr))
+            assign(self, lr=LearningRate(initial=self.lr))
         for name in ("momentum", "weight_decay", "proximal"):
             _at_least(self, name, 0.0)
 

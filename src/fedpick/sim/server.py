@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fedpick.core.records import assign
 from fedpick.sim.local import LearningRate, _at_least
 
 __all__ = ["ServerStep", "apply_step"]
@@ -34,7 +35,7 @@ class ServerStep:
 
     def __post_init__(self) -> None:
         if not isinstance(self.lr, LearningRate):
-            object.__setattr__(self, "lr", LearningRate(initial=self.lr))
+            assign(self, lr=LearningRate(initial=self.lr))
         for name in ("momentum", "weight_decay"):
             _at_least(self, name, 0.0)
         if self.radius is not None:

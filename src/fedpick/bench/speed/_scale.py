@@ -75,7 +75,7 @@ def start(repeats: int = 3) -> dict[str, Any]:
             if entry.name != COMPILED:  # downloaded data stay within reach
                 (mine / entry.name).symlink_to(entry.resolve())
         for _ in range(1 + repeats):
-            begun = time.time()
+            begun = time.time()  # the time of day, which the other process tells too
             said = _fresh("start", XDG_CACHE_HOME=folder)
             seconds.append((said["trained_at"] - begun, said["evaluated_at"] - begun))
             _require_compiled(mine / COMPILED)

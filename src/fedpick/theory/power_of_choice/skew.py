@@ -31,6 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Policy
+from fedpick.core.records import assign
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.types import Clients, Measurement, Outcome, RoundContext, aggregation_weights
 from fedpick.policies.multinomial import Multinomial
@@ -70,7 +71,7 @@ class Objectives:
                 f"Objectives.local_minima must be {len(self.clients)} finite numbers, one per client. "
                 f"Got an array of shape {minima.shape}."
             )
-        object.__setattr__(self, "local_minima", minima)
+        assign(self, local_minima=minima)
 
     def at(self, point: Any) -> FloatArray:
         """(N,), F_k(w)."""
