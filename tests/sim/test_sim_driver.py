@@ -18,7 +18,7 @@ from fedpick.core.errors import InvalidInput, OutOfOrder, StateFileError
 from fedpick.core.policy import Signal
 from fedpick.core.session import Session
 from fedpick.core.types import Probe, Selection
-from fedpick.sim import Faults, LocalTraining, ServerStep, Simulator, simulate
+from fedpick.sim import Faults, LocalTraining, ServerStep, Simulator, simulate, tasks
 
 LOCAL = LocalTraining(lr=0.1, steps=3, batch_size=8)
 OPTIONS = {"server": ServerStep(lr=0.5, momentum=0.5), "faults": Faults(dropout=0.2, nan=0.1), "seed": 5}
@@ -163,21 +163,32 @@ def test_two_processes_side_by_side_give_the_same_bytes():
 
 
 def test_a_changing_cohort_does_not_recompile():
-    simulator = start(faults=None, shards=1)[0]
+    simulator = start(faults=None, shards=1, group=3)[0]
+
+    def compiled():
+        return [simulator.programs._training(group)[0]._cache_size() for group in (1, 3)]
+
     simulator.train(Selection(clients=[0]))
-    compiled = simulator.programs._round._cache_size()
+    simulator.train(Selection(clients=[2, 3, 4]))
+    before = compiled()
+    assert min(before) > 0
     for cohort in ([0, 1], [2, 3, 4, 5], [1], list(range(6))):
         simulator.train(Selection(clients=cohort))
-    assert simulator.programs._round._cache_size() == compiled
+    assert compiled() == before
 
 
 def test_how_work_is_cut_depends_on_the_setting_and_the_cohort_alone():
     epochs = LocalTraining(lr=0.1, epochs=1, batch_size=8)
     equal, unequal = (Simulator(make_federation(), "logistic", local=local) for local in (LOCAL, epochs))
+    assert equal.programs.group_of(np.arange(equal.group)) == equal.group
     if jax.default_backend() == "cpu":
         # Clients that take unequally many steps would wait for each other in a batch.
         assert equal.group > 1
-        assert unequal.group == unequal.shards == 1
+        assert unequal.group == equal.shards == unequal.shards == 1
+        # A batch that is not full would cost as much as a full one.
+        assert [equal.programs.group_of(np.arange(count)) for count in (1, equal.group - 1)] == [1, 1]
+        heavy = tasks.get("mlp", input_shape=(6,), num_classes=3, hidden=(80, 80))
+        assert Simulator(make_federation(), heavy, local=LOCAL).shards == min(os.cpu_count(), 8)
     several = Simulator(make_federation(), "logistic", local=LOCAL, shards=2, group=3)
     assert [len(piece) for piece in several.programs.split(np.arange(3))] == [3]
     assert [len(piece) for piece in several.programs.split(np.arange(6))] == [3, 3]
@@ -236,7 +247,7 @@ def test_settings_are_plain_and_complete():
 
     settings = json.loads(json.dumps(start()[0].settings()))
     assert settings["local"]["steps"] == 3
-    assert settings["shards"] == (min(os.cpu_count(), 8) if jax.default_backend() == "cpu" else 1)
+    assert settings["shards"] == 1
     assert to_numpy(start()[0].params)["dense0"]["weight"].shape == (6, 3)
 
 

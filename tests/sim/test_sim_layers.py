@@ -98,6 +98,28 @@ def test_cross_entropy_is_minus_the_log_probability(classes, train):
     np.testing.assert_allclose(layers.cross_entropy(logits, labels, train), expected, rtol=1e-5, atol=1e-4)
 
 
+def test_the_slope_of_cross_entropy_is_the_textbooks_also_for_several_clients_at_once():
+    import jax
+
+    rng = np.random.default_rng(0)
+    logits, weights = rng.normal(scale=3.0, size=(2, 8, 5)).astype(np.float32), rng.normal(size=8).astype(np.float32)
+    labels = rng.integers(0, 5, (2, 8))
+
+    def loss(logits, labels):
+        return (layers.cross_entropy(logits, labels, train=True) * weights).sum()
+
+    shares = np.exp(logits) / np.exp(logits).sum(axis=2, keepdims=True)
+    expected = (shares - np.eye(5)[labels]) * weights[:, None]
+    np.testing.assert_allclose(jax.vmap(jax.grad(loss))(logits, labels), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_classes_first_or_last_is_the_same_product():
+    rng = np.random.default_rng(0)
+    layer = {"weight": rng.normal(size=(6, 3)).astype(np.float32), "bias": rng.normal(size=3).astype(np.float32)}
+    x = rng.normal(size=(8, 6)).astype(np.float32)
+    np.testing.assert_allclose(layers.dense_classes_first(layer, x), layers.dense(layer, x), rtol=1e-5, atol=1e-6)
+
+
 def test_cross_entropy_of_a_model_that_diverged_is_not_a_number():
     logits = np.array([[np.nan, 0.0], [0.0, 1.0]], np.float32)
     losses = np.asarray(layers.cross_entropy(logits, np.array([1, 1]), train=False))

@@ -1,5 +1,7 @@
 """The fast path against the readable loop, for every task, local solver and server step."""
 
+import os
+import re
 from dataclasses import replace
 
 import jax
@@ -25,6 +27,8 @@ SOLVERS = {
     "epochs": LocalTraining(lr=0.1, epochs=2, batch_size=8),
     "batch": LocalTraining(lr=0.1, steps=4, batch_size=16, sampling="batch"),
     "replacement": LocalTraining(lr=0.1, steps=4, batch_size=16, sampling="replacement"),
+    "batches of an odd number": LocalTraining(lr=0.1, epochs=1, batch_size=7),
+    "one at a time": LocalTraining(lr=0.1, steps=4, batch_size=1),
     "gradient descent": LocalTraining(lr=0.1, steps=3, batch_size=None),
     "full epochs": LocalTraining(lr=0.1, epochs=2, batch_size=None),
     "momentum and decay": LocalTraining(lr=0.05, steps=5, batch_size=8, momentum=0.9, weight_decay=0.01),
@@ -58,7 +62,23 @@ def follow(simulator, selections, rounds_done=0):
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_local_solvers(solver, group, shards):
     simulator = Simulator(make_federation(), "logistic", local=SOLVERS[solver], seed=3, group=group, shards=shards)
-    follow(simulator, [Selection(clients=[4, 0, 2]), Selection(clients=[1, 3, 5, 0], weights=[0.1, 0.5, 0.2, 0.0])])
+    cohorts = [Selection(clients=[4, 0, 2]), Selection(clients=[1, 3, 5, 0], weights=[0.1, 0.5, 0.2, 0.0])]
+    follow(simulator, [*cohorts, Selection(clients=[5, 1])])
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one core nothing can be handed over")
+@pytest.mark.parametrize("group", [1, 10])
+def test_mini_batches_of_small_models_are_not_handed_over_to_other_cores(group):
+    """XLA would do that for any gather from so much data (3 MB), however little is read."""
+    federation = make_federation(sizes=(4000,) * 3, shape=(60,))
+    local = LocalTraining(lr=0.1, steps=3, batch_size=16)
+    simulator = Simulator(federation, "logistic", local=local, group=group, shards=1)
+    cohort = simulator.programs.cohort(np.arange(3), np.ones(3))
+    train = simulator.programs._training(group)[1]
+    rows = simulator.rows
+    lowered = train.lower(simulator.params, rows.x, rows.y, np.zeros(2, np.uint32), cohort, np.float32(0.1))
+    handed_over = re.findall(r"%(\S+) = .*outer_dimension_partitions\":\[\"", lowered.compile().as_text())
+    assert not [name for name in handed_over if "gather" in name or "slice" in name]
 
 
 @pytest.mark.parametrize("group", [1, 3])

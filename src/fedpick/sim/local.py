@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.records import assign
 from fedpick.sim import counter
+from fedpick.sim.devices import on_cpu
 from fedpick.sim.tasks import Task
 
 __all__ = ["LearningRate", "LocalTraining", "batch_positions", "client_trainer"]
@@ -27,8 +28,10 @@ Array = Any
 Params = Any
 Sampling = Literal["epoch", "batch", "replacement"]
 
-LARGE_MATRIX = 4096
-"""Numbers that make it worth while to turn a matrix: logistic regression gains on images, on 60 features it loses."""
+LARGE_MATRIX = 512
+"""Numbers that make it worth while to turn a matrix."""
+LITTLE_WORK = 16
+"""Parameters per input, up to which fetching a mini-batch takes about as long as learning from it."""
 
 
 def _at_least(owner: object, name: str, least: float, above: bool = False) -> None:
@@ -160,14 +163,16 @@ def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[...
     def train(
         params: Params, x: Array, y: Array, start: Array, size: Array, key: counter.Key, num_steps: Array, lr: Array
     ) -> tuple[Params, Array]:
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+        in_place = on_cpu() and batch > 1 and parameters <= LITTLE_WORK * x.shape[1]
         safe_size = jnp.maximum(size, 1).astype(jnp.uint32)
         # With a fixed number of steps all batches are drawn before the loop: fewer, larger operations.
         drawn = None
         if local.steps is not None:
             drawn = batch_positions(local, key, jnp.arange(local.steps, dtype=jnp.uint32)[:, None], safe_size, batch)
 
-        def step(index: Array, carry: tuple[Params, Params, Array]) -> tuple[Params, Params, Array]:
-            weights, velocity, total = carry
+        def step(index: Array, carry: tuple[Params, Params, Array, Any]) -> tuple[Params, Params, Array, Any]:
+            weights, velocity, total, space = carry
             step_index = jnp.asarray(index).astype(jnp.uint32)
             if drawn is None:
                 positions, counts = batch_positions(local, key, step_index, safe_size, batch)
@@ -177,21 +182,42 @@ def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[...
             noise = counter.fold(key, ~step_index)
             random_key = jax.random.wrap_key_data(jnp.stack([noise.high, noise.low]), impl="threefry2x32")
             # Only a client without rows can be out of range; looking out for that would cost a pass over the batch.
-            batch_x, batch_y = (jnp.take(values, rows, axis=0, mode="clip") for values in (x, y))
+            batch_y = jnp.take(y, rows, axis=0, mode="clip")
+            if in_place:
+                batch_x = space = _fetch(space, x, rows)
+            else:
+                batch_x = jnp.take(x, rows, axis=0, mode="clip")
             loss, gradient = jax.value_and_grad(loss_of)(weights, batch_x, batch_y, counts, random_key)
             weights, velocity = _sgd_step(local, received, weights, velocity, gradient, lr)
-            return weights, velocity, total + loss
+            return weights, velocity, total + loss, space
 
         received = turned(params)
         velocity = jax.tree.map(jnp.zeros_like, received) if local.momentum else ()
         steps = local.steps if local.steps is not None else num_steps
-        trained, _, total = lax.fori_loop(0, steps, step, (received, velocity, jnp.float32(0.0)))
+        space = jnp.zeros((batch, x.shape[1]), x.dtype) if in_place else ()
+        trained, _, total, _ = lax.fori_loop(0, steps, step, (received, velocity, jnp.float32(0.0), space))
         # With a fixed number of steps a client without data would still decay its weights: it sends nothing.
         has_data = size > 0
         update = jax.tree.map(lambda new, old: jnp.where(has_data, new - old, 0.0), turned(trained), params)
         return update, jnp.where(has_data, total / jnp.maximum(num_steps, 1), jnp.nan)
 
     return train
+
+
+def _fetch(space: Array, x: Array, rows: Array) -> Array:
+    """x[rows], written over `space`, on one core.
+
+    XLA judges a gather by all that it could read. So it hands even a small mini-batch over to all cores, which takes
+    longer than to fetch it. It does not do that with what is written in place; half by half, because what is written
+    in one piece counts as new.
+    """
+    import jax.numpy as jnp
+    from jax import lax
+
+    half = len(rows) // 2
+    for first, part in ((0, rows[:half]), (half, rows[half:])):
+        space = lax.dynamic_update_slice_in_dim(space, jnp.take(x, part, axis=0, mode="clip"), first, 0)
+    return space
 
 
 def _sgd_step(

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedpick.core.errors import InvalidInput
-from fedpick.sim.layers import convolution, cross_entropy, dense, dropout, init_dense, max_pool
+from fedpick.sim.layers import convolution, cross_entropy, dense, dense_classes_first, dropout, init_dense, max_pool
 from fedpick.sim.tasks import Task
 
 Array = Any
@@ -124,7 +124,8 @@ def logistic(
     init = _init_layers([math.prod(input_shape), num_classes], zero=start == "zero", zero_bias=start == "zero-bias")
 
     def forward(params: Params, x: Array, key: Array, train: bool) -> Array:
-        return dense(params["dense0"], x.reshape(len(x), -1))
+        product = dense_classes_first if train else dense
+        return product(params["dense0"], x.reshape(len(x), -1))
 
     return classifier("logistic", init, forward, ridge=ridge, evaluation_batch=262144)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedpick.core.rng import Purpose
 from fedpick.sim import counter, engine
+from fedpick.sim.devices import on_cpu
 from fedpick.sim.engine import Cohort, bucket
 from fedpick.sim.local import LocalTraining
 from fedpick.sim.rows import Rows, shaped
@@ -74,12 +75,18 @@ class Programs:
         largest = int(rows.sizes.max(initial=1))
         self.batch = max(largest, 1) if local.batch_size is None else local.batch_size
         # Learning rates are arguments of the programs, so they do not tell programs apart.
-        self._round, self._cohort, self._server = _training_programs(
-            task, rows.shape, replace(local, lr=1.0), replace(server, lr=1.0), self.batch, group
+        self._training = partial(
+            _training_programs, task, rows.shape, replace(local, lr=1.0), replace(server, lr=1.0), self.batch
         )
         self._whole, self._gathered = _measuring_programs(task, rows.shape)
         self.task = shaped(task, rows.shape)
         self._vector_programs: dict[Any, Callable[..., Array]] = {}
+
+    def group_of(self, clients: NDArray[np.int64]) -> int:
+        """How many of these clients train as one batch. One, if they do not fill it: on a CPU nobody costs as much as
+        somebody.
+        """
+        return 1 if on_cpu() and len(clients) < self.group else self.group
 
     def cohort(
         self, clients: NDArray[np.int64], weights: FloatArray, poisoned: NDArray[np.bool_] | None = None
@@ -124,28 +131,28 @@ class Programs:
         server_lr: float,
     ) -> tuple[Params, Params, NDArray[np.float32], NDArray[np.float32]]:
         """Train and step: the new (params, velocity), (k,) training losses and (k,) norms of the updates."""
-        x, y = self.rows.x, self.rows.y
-        words = _words(key)
+        words, keep = _words(key), np.bool_(renormalize)
+        whole_round, piece_of_round, server_step = self._training(self.group_of(clients))
         pieces = self.split(clients)
         cohorts = [self.cohort(clients[piece], weights[piece], poisoned[piece]) for piece in pieces]
         losses, norms = np.empty((2, len(clients)), np.float32)
         if self.shards == 1:
-            rates, keep = np.array([lr, server_lr], np.float32), np.bool_(renormalize)
-            params, velocity, report = self._round(params, velocity, x, y, words, cohorts[0], keep, rates)
+            x, y, rates = self.rows.x, self.rows.y, np.array([lr, server_lr], np.float32)
+            params, velocity, report = whole_round(params, velocity, x, y, words, cohorts[0], keep, rates)
             losses[pieces[0]], norms[pieces[0]] = np.asarray(report)[:, : len(clients)]
             return params, velocity, losses, norms
-        call = partial(self._train_piece, params, words, np.float32(lr))
+        call = partial(self._train_piece, piece_of_round, params, words, np.float32(lr))
         parts = _side_by_side([partial(call, cohort) for cohort in cohorts])
         given = [cohort.floats[0] for cohort in cohorts]
-        params, velocity = self._server(params, velocity, parts, given, np.bool_(renormalize), np.float32(server_lr))
+        params, velocity = server_step(params, velocity, parts, given, keep, np.float32(server_lr))
         for piece, part in zip(pieces, parts, strict=True):
             losses[piece] = np.asarray(part[1])[: len(piece)]
             norms[piece] = np.asarray(part[2])[: len(piece)]
         return params, velocity, losses, norms
 
-    def _train_piece(self, params: Params, words: Array, lr: Array, cohort: Cohort) -> Any:
+    def _train_piece(self, program: Callable[..., Any], params: Params, words: Array, lr: Array, cohort: Cohort) -> Any:
         # Waiting in the thread keeps the two programs side by side; JAX alone would run them one after the other.
-        return jax.block_until_ready(self._cohort(params, self.rows.x, self.rows.y, words, cohort, lr))  # type: ignore[no-untyped-call]
+        return jax.block_until_ready(program(params, self.rows.x, self.rows.y, words, cohort, lr))  # type: ignore[no-untyped-call]
 
     def measure(
         self, params: Params, x: Array, y: Array, rows: NDArray[np.int32] | None = None

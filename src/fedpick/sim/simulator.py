@@ -58,9 +58,9 @@ class Simulator:
         losses_on: which part of the local data losses are measured on: "train", "validation", "test" or "all".
         shards: into how many pieces a cohort is cut, each trained by its own thread. Part of the setting: another
             number adds the updates up in another order. A cohort that fits into one group is not cut. None: one per
-            core on a CPU, but one where a small model is trained client after client; else one.
-        group: clients per batched program; None: more than one for a small model, on a CPU only if all clients take
-            equally many steps (LocalTraining.steps).
+            core on a CPU, but one for a small model, of which several runs fit side by side; else one.
+        group: clients per batched program; a smaller cohort is trained one after another on a CPU. None: more than one
+            for a small model, on a CPU only if all clients take equally many steps (LocalTraining.steps).
         sketch: length of the sketch with which UPDATE probes answer; None: the whole update.
         noise_examples: common Gaussian inputs on which OUTPUTS probes are answered.
     """
@@ -107,7 +107,7 @@ class Simulator:
         self.model_bytes = sum(int(leaf.nbytes) for leaf in leaves)
         heavy = self.num_parameters > HEAVY
         self.group = group or task.group or _default_group(heavy, equal_steps=local.steps is not None)
-        self.shards = shards or (default_shards() if heavy or self.group > 1 else 1)
+        self.shards = shards or (default_shards() if heavy else 1)
         self.velocity: Params = jax.tree.map(jax.numpy.zeros_like, self.params) if self.server.momentum else ()
         self.round = 0
         self.counters = Counters()
