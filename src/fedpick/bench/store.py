@@ -326,26 +326,34 @@ class Store(Reader):
         stored = {f"policy/{name}": value for name, value in found.items()}
         stored |= {f"evaluation/{name}": value for name, value in record.evaluation.items()}
         key = {"run_id": run_id, "round": record.index}
-        progress: dict[str, Any] = {
-            "rounds_done": record.index + 1,
-            "wall_seconds": tables.runs.c.wall_seconds + wall_seconds,
-        }
-        if (accuracy := _number(record.test_accuracy)) is not None:
-            progress["accuracy"] = accuracy
+        progress = {"run": run_id, "done": record.index + 1, "spent": wall_seconds}
         try:
             with self.writing() as connection:
-                connection.execute(tables.rounds.insert(), {**key, **_round_row(record), "diagnostics": text})
-                connection.execute(tables.selections.insert(), {**key, **_selection_row(record)})
+                connection.execute(_NEW_ROUND, {**key, **_round_row(record), "diagnostics": text})
+                connection.execute(_NEW_SELECTION, {**key, **_selection_row(record)})
                 for name, value in stored.items():
                     connection.execute(tables.arrays.insert(), {**key, "name": name, "value": array_bytes(value)})
                 if checkpoint is not None:
                     _put_checkpoint(connection, run_id, record.index + 1, checkpoint)
-                connection.execute(tables.runs.update().where(tables.runs.c.id == run_id).values(progress))
+                connection.execute(_PROGRESS, {**progress, "latest": _number(record.test_accuracy)})
         except sa.exc.IntegrityError as error:
             raise StoreError(
                 f"Round {record.index} of run {run_id} is in {self.name} already: is another process working on this "
                 "experiment? Let it finish, or give this one another --store."
             ) from error
+
+
+# Made once: building a statement takes longer than SQLite takes to carry it out.
+_NEW_ROUND, _NEW_SELECTION = tables.rounds.insert(), tables.selections.insert()
+_PROGRESS = (
+    tables.runs.update()
+    .where(tables.runs.c.id == sa.bindparam("run"))
+    .values(
+        rounds_done=sa.bindparam("done"),
+        wall_seconds=tables.runs.c.wall_seconds + sa.bindparam("spent"),
+        accuracy=sa.func.coalesce(sa.bindparam("latest", type_=sa.Float), tables.runs.c.accuracy),
+    )
+)
 
 
 def _put_checkpoint(connection: sa.Connection, run_id: int, rounds_done: int, content: bytes) -> None:
