@@ -113,6 +113,14 @@ def test_the_slope_of_cross_entropy_is_the_textbooks_also_for_several_clients_at
     np.testing.assert_allclose(jax.vmap(jax.grad(loss))(logits, labels), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("classes", [2, layers.FEW_CLASSES, layers.FEW_CLASSES + 1])
+def test_the_largest_logit_is_the_first_of_equals(classes):
+    rng = np.random.default_rng(classes)
+    logits = rng.integers(0, 3, (200, classes)).astype(np.float32)
+    labels = rng.integers(0, classes, 200)
+    np.testing.assert_array_equal(layers.is_largest(logits, labels), logits.argmax(axis=1) == labels)
+
+
 def test_classes_first_or_last_is_the_same_product():
     rng = np.random.default_rng(0)
     layer = {"weight": rng.normal(size=(6, 3)).astype(np.float32), "bias": rng.normal(size=3).astype(np.float32)}

@@ -6,12 +6,13 @@ limit becomes NaN, "no answer", before any policy sees it: it can never win a se
 
 from __future__ import annotations
 
-from dataclasses import replace
+from copy import copy
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.records import assign, read_only
 from fedpick.core.types import Outcome
 
 __all__ = ["REPORT_LIMIT", "clean_answers", "clean_outcome"]
@@ -40,4 +41,7 @@ def clean_outcome(outcome: Outcome, limit: float) -> tuple[Outcome, int]:
     for name, negative in (("loss", True), ("train_loss", True), ("duration", False), ("update_norm", False)):
         cleaned[name], count = clean_answers(getattr(outcome, name), limit, negative)
         rejected += count
-    return replace(outcome, **cleaned), rejected
+    # Not `replace`: what was checked once keeps its shape.
+    usable = copy(outcome)
+    assign(usable, **{name: read_only(values) for name, values in cleaned.items()})
+    return usable, rejected

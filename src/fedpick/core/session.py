@@ -113,7 +113,8 @@ class Session:
         )
         probes = self.policy.probe(self._state, context, stream(self.seed, self.round, Purpose.PROBE))
         answers = [self._answer(probe, context, measure) for probe in probes]
-        context = replace(context, measurements=tuple(measurement for measurement, _ in answers))
+        if answers:
+            context = replace(context, measurements=tuple(measurement for measurement, _ in answers))
         selection, state = self.policy.select(self._state, context, stream(self.seed, self.round, Purpose.SELECT))
         _check_selection(selection, context, self.policy)
         notes: dict[str, Any] = {}

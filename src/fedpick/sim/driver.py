@@ -154,10 +154,13 @@ def _rounds(
     while simulator.round < rounds:
         index, before = simulator.round, simulator.timings
         mask = None if availability is None else availability.mask(index)
-        selection, outcome = _one_round(simulator, session, mask, budget, report)
+        selection, outcome = _ask_and_train(simulator, session, mask, budget, report)
+        # Begun before the policy is told: both go on at the same time.
+        evaluation = simulator.begin_evaluation() if due(intervals.evaluate_every, index) else None
+        _tell(simulator, session, outcome)
         looks = _look(
             simulator,
-            evaluate=due(intervals.evaluate_every, index),
+            evaluation,
             losses=due(intervals.losses_every, index),
             local_accuracy=due(intervals.local_accuracy_every, index),
         )
@@ -177,22 +180,29 @@ def _rounds(
         yield record
 
 
-def _one_round(
+def _ask_and_train(
     simulator: Simulator, session: Session, mask: BoolArray | None, budget: int | None, report: frozenset[Signal]
 ) -> tuple[Selection, Outcome]:
     start, measured = time.perf_counter(), simulator.timings.measure
     selection = session.ask(available=mask, budget=budget, measure=simulator.measure)
-    thinking = time.perf_counter() - start - (simulator.timings.measure - measured)
-    outcome = simulator.train(selection, report=report)
+    _thought(simulator, time.perf_counter() - start - (simulator.timings.measure - measured))
+    return selection, simulator.train(selection, report=report)
+
+
+def _tell(simulator: Simulator, session: Session, outcome: Outcome) -> None:
     start = time.perf_counter()
     session.tell(outcome)
-    thinking += time.perf_counter() - start
-    simulator.timings = replace(simulator.timings, select=simulator.timings.select + thinking)
-    return selection, outcome
+    _thought(simulator, time.perf_counter() - start)
 
 
-def _look(simulator: Simulator, *, evaluate: bool, losses: bool, local_accuracy: bool) -> dict[str, Any]:
-    test_loss, test_accuracy = simulator.evaluate() if evaluate else (None, None)
+def _thought(simulator: Simulator, seconds: float) -> None:
+    simulator.timings = replace(simulator.timings, select=simulator.timings.select + seconds)
+
+
+def _look(
+    simulator: Simulator, evaluation: Callable[[], tuple[float, float]] | None, *, losses: bool, local_accuracy: bool
+) -> dict[str, Any]:
+    test_loss, test_accuracy = (None, None) if evaluation is None else evaluation()
     everybody = simulator.client_losses() if losses else None
     return {
         "test_loss": test_loss,

@@ -18,7 +18,16 @@ from jax import lax
 from fedpick.sim import counter
 from fedpick.sim.devices import on_cpu
 
-__all__ = ["convolution", "cross_entropy", "dense", "dense_classes_first", "dropout", "init_dense", "max_pool"]
+__all__ = [
+    "convolution",
+    "cross_entropy",
+    "dense",
+    "dense_classes_first",
+    "dropout",
+    "init_dense",
+    "is_largest",
+    "max_pool",
+]
 
 Array = Any
 
@@ -119,6 +128,17 @@ def cross_entropy(logits: Array, labels: Array, train: bool = True) -> Array:
         return _class_by_class(logits, labels)
     picked = jnp.take_along_axis(logits, labels[:, None].astype(jnp.int32), axis=-1, mode="clip")[:, 0]
     return jax.nn.logsumexp(logits, axis=-1) - picked
+
+
+def is_largest(logits: Array, labels: Array) -> Array:
+    """(B,) whether the right label has the largest logit, and is the first that has it."""
+    if logits.shape[-1] > FEW_CLASSES:
+        return jnp.argmax(logits, axis=-1) == labels
+    largest, place = logits[:, 0], jnp.zeros(len(logits), jnp.int32)
+    for index in range(1, logits.shape[-1]):
+        larger = logits[:, index] > largest
+        largest, place = jnp.where(larger, logits[:, index], largest), jnp.where(larger, index, place)
+    return place == labels
 
 
 @jax.custom_vjp

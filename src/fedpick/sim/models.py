@@ -13,7 +13,16 @@ import jax
 import jax.numpy as jnp
 
 from fedpick.core.errors import InvalidInput
-from fedpick.sim.layers import convolution, cross_entropy, dense, dense_classes_first, dropout, init_dense, max_pool
+from fedpick.sim.layers import (
+    convolution,
+    cross_entropy,
+    dense,
+    dense_classes_first,
+    dropout,
+    init_dense,
+    is_largest,
+    max_pool,
+)
 from fedpick.sim.tasks import Task
 
 Array = Any
@@ -49,7 +58,7 @@ def classifier(
         return forward(params, x, jax.random.key(0), False)
 
     def correct(params: Params, x: Array, y: Array) -> Array:
-        return jnp.argmax(outputs(params, x), axis=-1) == y
+        return is_largest(outputs(params, x), y)
 
     return Task(
         name=name,

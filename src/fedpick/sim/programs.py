@@ -158,17 +158,26 @@ class Programs:
         self, params: Params, x: Array, y: Array, rows: NDArray[np.int32] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The loss of every row of x, or of some, and whether it is answered right (0 or 1)."""
+        return self.begin_measure(params, x, y, rows)()
+
+    def begin_measure(
+        self, params: Params, x: Array, y: Array, rows: NDArray[np.int32] | None = None
+    ) -> Callable[[], tuple[NDArray[np.float32], NDArray[np.float32]]]:
+        """The same, begun; the function that comes back waits for it."""
         if rows is None:
-            values = self._whole(params, x, y, np.zeros(0, np.int32), np.int32(0))
-            loss, right = np.asarray(values)
-            return loss, right
-        if len(rows) == 0:
-            return np.empty(0, np.float32), np.empty(0, np.float32)
-        padded = np.zeros(bucket(len(rows), 64), np.int32)
-        padded[: len(rows)] = rows
-        values = self._gathered(params, x, y, padded, np.int32(len(rows)))
-        loss, right = np.asarray(values)[:, : len(rows)]
-        return loss, right
+            count, padded, program = len(x), np.zeros(0, np.int32), self._whole
+        else:
+            count, padded, program = len(rows), np.zeros(bucket(len(rows), 64), np.int32), self._gathered
+            padded[:count] = rows
+        if count == 0:
+            return lambda: (np.empty(0, np.float32), np.empty(0, np.float32))
+        begun = program(params, x, y, padded, np.int32(count))
+
+        def finish() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+            values = np.asarray(begun)[:count]
+            return values.real, values.imag
+
+        return finish
 
     def vectors(
         self,
