@@ -67,12 +67,13 @@ def test_local_solvers(solver, group, shards):
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one core nothing can be handed over")
+@pytest.mark.parametrize(("task", "batch"), [("logistic", 512), ("mlp", 16)], ids=["light model", "small batch"])
 @pytest.mark.parametrize("group", [1, 10])
-def test_mini_batches_of_small_models_are_not_handed_over_to_other_cores(group):
+def test_mini_batches_are_not_handed_over_to_other_cores(group, task, batch):
     """XLA would do that for any gather from so much data (3 MB), however little is read."""
     federation = make_federation(sizes=(4000,) * 3, shape=(60,))
-    local = LocalTraining(lr=0.1, steps=3, batch_size=16)
-    simulator = Simulator(federation, "logistic", local=local, group=group, shards=1)
+    local = LocalTraining(lr=0.1, steps=3, batch_size=batch)
+    simulator = Simulator(federation, task, local=local, group=group, shards=1)
     cohort = simulator.programs.cohort(np.arange(3), np.ones(3))
     train = simulator.programs._training(group)[1]
     rows = simulator.rows
@@ -81,13 +82,14 @@ def test_mini_batches_of_small_models_are_not_handed_over_to_other_cores(group):
     assert not [name for name in handed_over if "gather" in name or "slice" in name]
 
 
-@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("large", [1, 10**9], ids=["turned", "as they are"])
 @pytest.mark.parametrize("solver", ["epochs", "momentum and decay", "fedprox"])
-def test_large_matrices_are_turned_and_turned_back(monkeypatch, solver, group):
-    """Every matrix counts as large here; 6 x 3, so that one left the wrong way round would not fit."""
-    monkeypatch.setattr("fedpick.sim.local.LARGE_MATRIX", 1)
+def test_large_matrices_are_turned_and_turned_back(monkeypatch, solver, large):
+    """6 x 16 and 16 x 3, so that one left the wrong way round would not fit; more than a light model has."""
+    monkeypatch.setattr("fedpick.sim.local.LARGE_MATRIX", large)
     programs._training_programs.cache_clear()
-    simulator = Simulator(make_federation(), "logistic", local=SOLVERS[solver], seed=3, group=group, shards=1)
+    task = replace(tasks.get("mlp", input_shape=(6,), num_classes=3, hidden=(16,)), name="under test")
+    simulator = Simulator(make_federation(), task, local=SOLVERS[solver], seed=3, group=3, shards=1)
     follow(simulator, [Selection(clients=[4, 0, 2]), Selection(clients=[1, 3, 5, 0], weights=[0.1, 0.5, 0.2, 0.0])])
     programs._training_programs.cache_clear()
 

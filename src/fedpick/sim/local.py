@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -28,10 +29,12 @@ Array = Any
 Params = Any
 Sampling = Literal["epoch", "batch", "replacement"]
 
-LARGE_MATRIX = 512
-"""Numbers that make it worth while to turn a matrix."""
+LARGE_MATRIX = 4096
+"""Numbers that make it worth while to turn a matrix, unless the model is light."""
+SMALL_BATCH = 16384
+"""Numbers that one core fetches faster than it hands them over."""
 LITTLE_WORK = 16
-"""Parameters per input, up to which fetching a mini-batch takes about as long as learning from it."""
+"""Parameters per input of a light model: to fetch a mini-batch takes about as long as to learn from it."""
 
 
 def _at_least(owner: object, name: str, least: float, above: bool = False) -> None:
@@ -151,20 +154,17 @@ def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[...
     import jax.numpy as jnp
     from jax import lax
 
-    def turned(tree: Params) -> Params:
-        # Matrices are kept the other way round in the loop: on a CPU the product that makes the gradient of a dense
-        # layer is then up to four times as fast. The task sees them as it made them.
-        return jax.tree.map(lambda leaf: leaf.T if leaf.ndim == 2 and leaf.size >= LARGE_MATRIX else leaf, tree)
-
-    def loss_of(params: Params, x: Array, y: Array, counts: Array, key: Array) -> Array:
-        losses = task.per_example_loss(turned(params), x, y, key, True)
-        return jnp.sum(jnp.where(counts, losses, 0.0)) / jnp.maximum(jnp.sum(counts), 1)
-
     def train(
         params: Params, x: Array, y: Array, start: Array, size: Array, key: counter.Key, num_steps: Array, lr: Array
     ) -> tuple[Params, Array]:
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-        in_place = on_cpu() and batch > 1 and parameters <= LITTLE_WORK * x.shape[1]
+        light = sum(leaf.size for leaf in jax.tree.leaves(params)) <= LITTLE_WORK * x.shape[1]
+        in_place = on_cpu() and batch > 1 and (light or batch * x.shape[1] <= SMALL_BATCH)
+        turned = partial(_turned, small_ones=light)
+
+        def loss_of(params: Params, x: Array, y: Array, counts: Array, key: Array) -> Array:
+            losses = task.per_example_loss(turned(params), x, y, key, True)
+            return jnp.sum(jnp.where(counts, losses, 0.0)) / jnp.maximum(jnp.sum(counts), 1)
+
         safe_size = jnp.maximum(size, 1).astype(jnp.uint32)
         # With a fixed number of steps all batches are drawn before the loop: fewer, larger operations.
         drawn = None
@@ -202,6 +202,19 @@ def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[...
         return update, jnp.where(has_data, total / jnp.maximum(num_steps, 1), jnp.nan)
 
     return train
+
+
+def _turned(tree: Params, small_ones: bool) -> Params:
+    """Matrices the other way round, as they are kept in the loop; turned twice they are as the task made them.
+
+    On a CPU the product that makes the gradient of a dense layer is then up to four times as fast.
+    """
+    import jax
+
+    def turn(leaf: Array) -> Array:
+        return leaf.T if leaf.ndim == 2 and (small_ones or leaf.size >= LARGE_MATRIX) else leaf
+
+    return jax.tree.map(turn, tree)
 
 
 def _fetch(space: Array, x: Array, rows: Array) -> Array:
