@@ -66,12 +66,27 @@ def test_local_solvers(solver, group, shards):
     follow(simulator, [*cohorts, Selection(clients=[5, 1])])
 
 
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_local_solvers_with_mini_batches_on_one_core(monkeypatch, solver, group):
+    """As with more data than these."""
+    monkeypatch.setattr("fedpick.sim.local.HANDED_OVER", 0)
+    programs._training_programs.cache_clear()
+    simulator = Simulator(make_federation(), "logistic", local=SOLVERS[solver], seed=3, group=group, shards=1)
+    follow(simulator, [Selection(clients=[4, 0, 2]), Selection(clients=[1, 3, 5, 0])])
+    programs._training_programs.cache_clear()
+
+
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one core nothing can be handed over")
-@pytest.mark.parametrize(("task", "batch"), [("logistic", 512), ("mlp", 16)], ids=["light model", "small batch"])
+@pytest.mark.parametrize(
+    ("task", "batch", "size", "features"),
+    [("logistic", 512, 4000, 60), ("mlp", 16, 50_000, 4)],
+    ids=["light model", "small batch"],
+)
 @pytest.mark.parametrize("group", [1, 10])
-def test_mini_batches_are_not_handed_over_to_other_cores(group, task, batch):
-    """XLA would do that for any gather from so much data (3 MB), however little is read."""
-    federation = make_federation(sizes=(4000,) * 3, shape=(60,))
+def test_mini_batches_are_not_handed_over_to_other_cores(group, task, batch, size, features):
+    """XLA would do that for any gather from so much data (2 or 3 MB, and 0.6 of labels), however little is read."""
+    federation = make_federation(sizes=(size,) * 3, shape=(features,))
     local = LocalTraining(lr=0.1, steps=3, batch_size=batch)
     simulator = Simulator(federation, task, local=local, group=group, shards=1)
     cohort = simulator.programs.cohort(np.arange(3), np.ones(3))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +34,8 @@ LARGE_MATRIX = 4096
 """Numbers that make it worth while to turn a matrix, unless the model is light."""
 SMALL_BATCH = 16384
 """Numbers that one core fetches faster than it hands them over."""
+HANDED_OVER = 2**19
+"""Bytes from which on XLA hands over whatever is fetched from them."""
 LITTLE_WORK = 16
 """Parameters per input of a light model: to fetch a mini-batch takes about as long as to learn from it."""
 
@@ -158,7 +161,8 @@ def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[...
         params: Params, x: Array, y: Array, start: Array, size: Array, key: counter.Key, num_steps: Array, lr: Array
     ) -> tuple[Params, Array]:
         light = sum(leaf.size for leaf in jax.tree.leaves(params)) <= LITTLE_WORK * x.shape[1]
-        in_place = on_cpu() and batch > 1 and (light or batch * x.shape[1] <= SMALL_BATCH)
+        fast = on_cpu() and batch > 1 and (light or batch * x.shape[1] <= SMALL_BATCH)
+        on_one_core = [fast and values.size * values.dtype.itemsize >= HANDED_OVER for values in (x, y)]
         turned = partial(_turned, small_ones=light)
 
         def loss_of(params: Params, x: Array, y: Array, counts: Array, key: Array) -> Array:
@@ -171,8 +175,10 @@ def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[...
         if local.steps is not None:
             drawn = batch_positions(local, key, jnp.arange(local.steps, dtype=jnp.uint32)[:, None], safe_size, batch)
 
-        def step(index: Array, carry: tuple[Params, Params, Array, Any]) -> tuple[Params, Params, Array, Any]:
-            weights, velocity, total, space = carry
+        def step(
+            index: Array, carry: tuple[Params, Params, Array, list[Array]]
+        ) -> tuple[Params, Params, Array, list[Array]]:
+            weights, velocity, total, spaces = carry
             step_index = jnp.asarray(index).astype(jnp.uint32)
             if drawn is None:
                 positions, counts = batch_positions(local, key, step_index, safe_size, batch)
@@ -182,20 +188,20 @@ def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[...
             noise = counter.fold(key, ~step_index)
             random_key = jax.random.wrap_key_data(jnp.stack([noise.high, noise.low]), impl="threefry2x32")
             # Only a client without rows can be out of range; looking out for that would cost a pass over the batch.
-            batch_y = jnp.take(y, rows, axis=0, mode="clip")
-            if in_place:
-                batch_x = space = _fetch(space, x, rows)
-            else:
-                batch_x = jnp.take(x, rows, axis=0, mode="clip")
-            loss, gradient = jax.value_and_grad(loss_of)(weights, batch_x, batch_y, counts, random_key)
+            free = iter(spaces)
+            mini_batch = [
+                _fetch(next(free), values, rows) if alone else jnp.take(values, rows, axis=0, mode="clip")
+                for values, alone in zip((x, y), on_one_core, strict=True)
+            ]
+            loss, gradient = jax.value_and_grad(loss_of)(weights, *mini_batch, counts, random_key)
             weights, velocity = _sgd_step(local, received, weights, velocity, gradient, lr)
-            return weights, velocity, total + loss, space
+            return weights, velocity, total + loss, list(compress(mini_batch, on_one_core))
 
         received = turned(params)
         velocity = jax.tree.map(jnp.zeros_like, received) if local.momentum else ()
         steps = local.steps if local.steps is not None else num_steps
-        space = jnp.zeros((batch, x.shape[1]), x.dtype) if in_place else ()
-        trained, _, total, _ = lax.fori_loop(0, steps, step, (received, velocity, jnp.float32(0.0), space))
+        spaces = [jnp.zeros((batch, *values.shape[1:]), values.dtype) for values in compress((x, y), on_one_core)]
+        trained, _, total, _ = lax.fori_loop(0, steps, step, (received, velocity, jnp.float32(0.0), spaces))
         # With a fixed number of steps a client without data would still decay its weights: it sends nothing.
         has_data = size > 0
         update = jax.tree.map(lambda new, old: jnp.where(has_data, new - old, 0.0), turned(trained), params)
@@ -217,8 +223,8 @@ def _turned(tree: Params, small_ones: bool) -> Params:
     return jax.tree.map(turn, tree)
 
 
-def _fetch(space: Array, x: Array, rows: Array) -> Array:
-    """x[rows], written over `space`, on one core.
+def _fetch(space: Array, values: Array, rows: Array) -> Array:
+    """values[rows], written over `space`, on one core.
 
     XLA judges a gather by all that it could read. So it hands even a small mini-batch over to all cores, which takes
     longer than to fetch it. It does not do that with what is written in place; half by half, because what is written
@@ -229,7 +235,7 @@ def _fetch(space: Array, x: Array, rows: Array) -> Array:
 
     half = len(rows) // 2
     for first, part in ((0, rows[:half]), (half, rows[half:])):
-        space = lax.dynamic_update_slice_in_dim(space, jnp.take(x, part, axis=0, mode="clip"), first, 0)
+        space = lax.dynamic_update_slice_in_dim(space, jnp.take(values, part, axis=0, mode="clip"), first, 0)
     return space
 
 
