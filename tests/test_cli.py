@@ -199,7 +199,7 @@ def test_a_failing_run_has_code_1(fedpick, monkeypatch):
     def broken(self):
         raise RuntimeError("the disk is on fire")
 
-    monkeypatch.setattr(Simulator, "begin_evaluation", broken)
+    monkeypatch.setattr(Simulator, "evaluate", broken)
     code, _, err = fedpick("run", "spec.toml", "-p", "1", "--no-report")
     assert code == 1
     assert "the disk is on fire" in err

@@ -18,6 +18,7 @@ from tiny_simulation import BUILD, NUM_CLIENTS, tiny_spec
 
 from fedpick.bench import store_schema as tables
 from fedpick.bench.records import (
+    RoundRecord,
     array_bytes,
     bytes_array,
     mask_bytes,
@@ -48,6 +49,22 @@ def test_rounds_read_back_as_columns(filled):
     assert columns["select_seconds"].tolist() == [1e-3] * 12
     assert columns["diagnostics"][0]["norm"] > 0
     assert len(store.rounds(first.id, limit=5)["round"]) == 5
+
+
+def test_a_round_without_evaluation_leaves_the_latest_accuracy(tmp_path):
+    store = Store(tmp_path / "a.sqlite")
+    run_id = store.runs(store.register(tiny_spec(rounds=3)))[0].id
+    nothing = np.empty(0)
+    for index, accuracy in enumerate((None, 0.5, None)):
+        record = RoundRecord(
+            index=index, available=np.ones(4, bool), clients=np.empty(0, np.int64), given_weights=None,
+            weights=nothing, completed=np.empty(0, bool), loss=nothing, train_loss=nothing, duration=nothing,
+            update_norm=nothing, seconds={}, test_accuracy=accuracy,
+            counters=dict.fromkeys(("models_down", "updates_up", "scalars_up", "bytes_down", "bytes_up"), 0),
+        )  # fmt: skip
+        store.write_round(run_id, record, checkpoint=None, wall_seconds=2.0)
+    run = store.run(run_id)
+    assert (run.rounds_done, run.accuracy, run.wall_seconds) == (3, 0.5, 6.0)
 
 
 def test_selections_read_back_as_they_were(filled):

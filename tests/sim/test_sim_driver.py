@@ -129,6 +129,9 @@ def test_a_clients_update_does_not_depend_on_who_else_was_selected():
         np.testing.assert_allclose(several[2], single[0], rtol=1e-5, atol=1e-7)
         if group == 1:
             np.testing.assert_array_equal(several[2], single[0])
+        one, many = alone.train(Selection(clients=[3])), together.train(Selection(clients=[5, 1, 3, 0]))
+        for name in ("train_loss", "update_norm"):
+            assert getattr(many, name)[2] == pytest.approx(getattr(one, name)[0], rel=1e-5)
 
 
 def test_batches_differ_between_rounds_clients_and_seeds():
@@ -166,7 +169,8 @@ def test_a_changing_cohort_does_not_recompile():
     simulator = start(faults=None, shards=1, group=3)[0]
 
     def compiled():
-        return [simulator.programs._training(group)[0]._cache_size() for group in (1, 3)]
+        groups = {simulator.programs.group_of(np.arange(count)) for count in (1, 3)}
+        return [simulator.programs._training[group][0]._cache_size() for group in groups]
 
     simulator.train(Selection(clients=[0]))
     simulator.train(Selection(clients=[2, 3, 4]))

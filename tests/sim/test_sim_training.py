@@ -46,6 +46,14 @@ SERVERS = {
 }
 
 
+@pytest.fixture
+def fresh_programs():
+    """For a test that changes a constant of the programs: none are kept from before, and none of its own after it."""
+    programs._training_programs.cache_clear()
+    yield
+    programs._training_programs.cache_clear()
+
+
 def follow(simulator, selections, rounds_done=0):
     """Train some rounds on both paths and compare the models and losses."""
     params, velocity = to_numpy(simulator.params), jax.tree.map(np.zeros_like, to_numpy(simulator.params))
@@ -68,13 +76,11 @@ def test_local_solvers(solver, group, shards):
 
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_local_solvers_with_mini_batches_on_one_core(monkeypatch, solver, group):
+def test_local_solvers_with_mini_batches_on_one_core(monkeypatch, fresh_programs, solver, group):
     """As with more data than these."""
     monkeypatch.setattr("fedpick.sim.local.HANDED_OVER", 0)
-    programs._training_programs.cache_clear()
     simulator = Simulator(make_federation(), "logistic", local=SOLVERS[solver], seed=3, group=group, shards=1)
     follow(simulator, [Selection(clients=[4, 0, 2]), Selection(clients=[1, 3, 5, 0])])
-    programs._training_programs.cache_clear()
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one core nothing can be handed over")
@@ -90,7 +96,7 @@ def test_mini_batches_are_not_handed_over_to_other_cores(group, task, batch, siz
     local = LocalTraining(lr=0.1, steps=3, batch_size=batch)
     simulator = Simulator(federation, task, local=local, group=group, shards=1)
     cohort = simulator.programs.cohort(np.arange(3), np.ones(3))
-    train = simulator.programs._training(group)[1]
+    train = simulator.programs._training[group][1]
     rows = simulator.rows
     lowered = train.lower(simulator.params, rows.x, rows.y, np.zeros(2, np.uint32), cohort, np.float32(0.1))
     handed_over = re.findall(r"%(\S+) = .*outer_dimension_partitions\":\[\"", lowered.compile().as_text())
@@ -99,14 +105,12 @@ def test_mini_batches_are_not_handed_over_to_other_cores(group, task, batch, siz
 
 @pytest.mark.parametrize("large", [1, 10**9], ids=["turned", "as they are"])
 @pytest.mark.parametrize("solver", ["epochs", "momentum and decay", "fedprox"])
-def test_large_matrices_are_turned_and_turned_back(monkeypatch, solver, large):
+def test_large_matrices_are_turned_and_turned_back(monkeypatch, fresh_programs, solver, large):
     """6 x 16 and 16 x 3, so that one left the wrong way round would not fit; more than a light model has."""
     monkeypatch.setattr("fedpick.sim.local.LARGE_MATRIX", large)
-    programs._training_programs.cache_clear()
     task = replace(tasks.get("mlp", input_shape=(6,), num_classes=3, hidden=(16,)), name="under test")
     simulator = Simulator(make_federation(), task, local=SOLVERS[solver], seed=3, group=3, shards=1)
     follow(simulator, [Selection(clients=[4, 0, 2]), Selection(clients=[1, 3, 5, 0], weights=[0.1, 0.5, 0.2, 0.0])])
-    programs._training_programs.cache_clear()
 
 
 @pytest.mark.parametrize("server", SERVERS)

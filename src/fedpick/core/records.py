@@ -1,4 +1,4 @@
-"""What frozen records need in their `__post_init__`."""
+"""What frozen records need while they are made."""
 
 from __future__ import annotations
 

@@ -154,13 +154,10 @@ def _rounds(
     while simulator.round < rounds:
         index, before = simulator.round, simulator.timings
         mask = None if availability is None else availability.mask(index)
-        selection, outcome = _ask_and_train(simulator, session, mask, budget, report)
-        # Begun before the policy is told: both go on at the same time.
-        evaluation = simulator.begin_evaluation() if due(intervals.evaluate_every, index) else None
-        _tell(simulator, session, outcome)
+        selection, outcome = _one_round(simulator, session, mask, budget, report)
         looks = _look(
             simulator,
-            evaluation,
+            evaluate=due(intervals.evaluate_every, index),
             losses=due(intervals.losses_every, index),
             local_accuracy=due(intervals.local_accuracy_every, index),
         )
@@ -180,29 +177,22 @@ def _rounds(
         yield record
 
 
-def _ask_and_train(
+def _one_round(
     simulator: Simulator, session: Session, mask: BoolArray | None, budget: int | None, report: frozenset[Signal]
 ) -> tuple[Selection, Outcome]:
     start, measured = time.perf_counter(), simulator.timings.measure
     selection = session.ask(available=mask, budget=budget, measure=simulator.measure)
-    _thought(simulator, time.perf_counter() - start - (simulator.timings.measure - measured))
-    return selection, simulator.train(selection, report=report)
-
-
-def _tell(simulator: Simulator, session: Session, outcome: Outcome) -> None:
+    thinking = time.perf_counter() - start - (simulator.timings.measure - measured)
+    outcome = simulator.train(selection, report=report)
     start = time.perf_counter()
     session.tell(outcome)
-    _thought(simulator, time.perf_counter() - start)
+    thinking += time.perf_counter() - start
+    simulator.timings = replace(simulator.timings, select=simulator.timings.select + thinking)
+    return selection, outcome
 
 
-def _thought(simulator: Simulator, seconds: float) -> None:
-    simulator.timings = replace(simulator.timings, select=simulator.timings.select + seconds)
-
-
-def _look(
-    simulator: Simulator, evaluation: Callable[[], tuple[float, float]] | None, *, losses: bool, local_accuracy: bool
-) -> dict[str, Any]:
-    test_loss, test_accuracy = (None, None) if evaluation is None else evaluation()
+def _look(simulator: Simulator, *, evaluate: bool, losses: bool, local_accuracy: bool) -> dict[str, Any]:
+    test_loss, test_accuracy = simulator.evaluate() if evaluate else (None, None)
     everybody = simulator.client_losses() if losses else None
     return {
         "test_loss": test_loss,

@@ -1,8 +1,8 @@
 """The compiled programs: train a cohort, apply the server step, measure rows. Nothing here knows about policies.
 
-One program serves every cohort size: it loops over groups of clients (`group` at a time, batched) a *dynamic* number
-of times, so a changing cohort never recompiles and padding is never trained. With group=1 a client's update does not
-even share a matrix product with its neighbours.
+One program serves all cohorts up to a power of two: it loops over groups of clients (`group` at a time, batched) a
+*dynamic* number of times, so a changing cohort seldom recompiles, and no group of nobody is trained. With group=1 a
+client's update does not even share a matrix product with its neighbours.
 """
 
 from __future__ import annotations

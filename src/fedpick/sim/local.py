@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
 from typing import Any, Literal
 
 import numpy as np
@@ -162,7 +161,6 @@ def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[...
     ) -> tuple[Params, Array]:
         light = sum(leaf.size for leaf in jax.tree.leaves(params)) <= LITTLE_WORK * x.shape[1]
         fast = on_cpu() and batch > 1 and (light or batch * x.shape[1] <= SMALL_BATCH)
-        on_one_core = [fast and values.size * values.dtype.itemsize >= HANDED_OVER for values in (x, y)]
         turned = partial(_turned, small_ones=light)
 
         def loss_of(params: Params, x: Array, y: Array, counts: Array, key: Array) -> Array:
@@ -176,8 +174,8 @@ def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[...
             drawn = batch_positions(local, key, jnp.arange(local.steps, dtype=jnp.uint32)[:, None], safe_size, batch)
 
         def step(
-            index: Array, carry: tuple[Params, Params, Array, list[Array]]
-        ) -> tuple[Params, Params, Array, list[Array]]:
+            index: Array, carry: tuple[Params, Params, Array, list[Any]]
+        ) -> tuple[Params, Params, Array, list[Any]]:
             weights, velocity, total, spaces = carry
             step_index = jnp.asarray(index).astype(jnp.uint32)
             if drawn is None:
@@ -187,20 +185,16 @@ def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[...
             rows = start + positions
             noise = counter.fold(key, ~step_index)
             random_key = jax.random.wrap_key_data(jnp.stack([noise.high, noise.low]), impl="threefry2x32")
-            # Only a client without rows can be out of range; looking out for that would cost a pass over the batch.
-            free = iter(spaces)
-            mini_batch = [
-                _fetch(next(free), values, rows) if alone else jnp.take(values, rows, axis=0, mode="clip")
-                for values, alone in zip((x, y), on_one_core, strict=True)
-            ]
+            mini_batch = [_fetch(space, values, rows) for space, values in zip(spaces, (x, y), strict=True)]
             loss, gradient = jax.value_and_grad(loss_of)(weights, *mini_batch, counts, random_key)
             weights, velocity = _sgd_step(local, received, weights, velocity, gradient, lr)
-            return weights, velocity, total + loss, list(compress(mini_batch, on_one_core))
+            spaces = [None if space is None else new for space, new in zip(spaces, mini_batch, strict=True)]
+            return weights, velocity, total + loss, spaces
 
         received = turned(params)
         velocity = jax.tree.map(jnp.zeros_like, received) if local.momentum else ()
         steps = local.steps if local.steps is not None else num_steps
-        spaces = [jnp.zeros((batch, *values.shape[1:]), values.dtype) for values in compress((x, y), on_one_core)]
+        spaces = [_space(values, batch) if fast else None for values in (x, y)]
         trained, _, total, _ = lax.fori_loop(0, steps, step, (received, velocity, jnp.float32(0.0), spaces))
         # With a fixed number of steps a client without data would still decay its weights: it sends nothing.
         has_data = size > 0
@@ -223,8 +217,17 @@ def _turned(tree: Params, small_ones: bool) -> Params:
     return jax.tree.map(turn, tree)
 
 
-def _fetch(space: Array, values: Array, rows: Array) -> Array:
-    """values[rows], written over `space`, on one core.
+def _space(values: Array, batch: int) -> Array | None:
+    """Where a mini-batch of these is written; None: wherever XLA likes."""
+    import jax.numpy as jnp
+
+    if values.size * values.dtype.itemsize < HANDED_OVER:
+        return None
+    return jnp.zeros((batch, *values.shape[1:]), values.dtype)
+
+
+def _fetch(space: Array | None, values: Array, rows: Array) -> Array:
+    """values[rows]; with a space written over it, on one core.
 
     XLA judges a gather by all that it could read. So it hands even a small mini-batch over to all cores, which takes
     longer than to fetch it. It does not do that with what is written in place; half by half, because what is written
@@ -233,9 +236,13 @@ def _fetch(space: Array, values: Array, rows: Array) -> Array:
     import jax.numpy as jnp
     from jax import lax
 
+    # Only a client without rows can be out of range; looking out for that would cost a pass over the batch.
+    take = partial(jnp.take, values, axis=0, mode="clip")
+    if space is None:
+        return take(rows)
     half = len(rows) // 2
     for first, part in ((0, rows[:half]), (half, rows[half:])):
-        space = lax.dynamic_update_slice_in_dim(space, jnp.take(values, part, axis=0, mode="clip"), first, 0)
+        space = lax.dynamic_update_slice_in_dim(space, take(part), first, 0)
     return space
 
 

@@ -75,9 +75,8 @@ class Programs:
         largest = int(rows.sizes.max(initial=1))
         self.batch = max(largest, 1) if local.batch_size is None else local.batch_size
         # Learning rates are arguments of the programs, so they do not tell programs apart.
-        self._training = partial(
-            _training_programs, task, rows.shape, replace(local, lr=1.0), replace(server, lr=1.0), self.batch
-        )
+        settings = (task, rows.shape, replace(local, lr=1.0), replace(server, lr=1.0), self.batch)
+        self._training = {size: _training_programs(*settings, size) for size in {1, group}}
         self._whole, self._gathered = _measuring_programs(task, rows.shape)
         self.task = shaped(task, rows.shape)
         self._vector_programs: dict[Any, Callable[..., Array]] = {}
@@ -132,7 +131,7 @@ class Programs:
     ) -> tuple[Params, Params, NDArray[np.float32], NDArray[np.float32]]:
         """Train and step: the new (params, velocity), (k,) training losses and (k,) norms of the updates."""
         words, keep = _words(key), np.bool_(renormalize)
-        whole_round, piece_of_round, server_step = self._training(self.group_of(clients))
+        whole_round, piece_of_round, server_step = self._training[self.group_of(clients)]
         pieces = self.split(clients)
         cohorts = [self.cohort(clients[piece], weights[piece], poisoned[piece]) for piece in pieces]
         losses, norms = np.empty((2, len(clients)), np.float32)
@@ -158,26 +157,15 @@ class Programs:
         self, params: Params, x: Array, y: Array, rows: NDArray[np.int32] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The loss of every row of x, or of some, and whether it is answered right (0 or 1)."""
-        return self.begin_measure(params, x, y, rows)()
-
-    def begin_measure(
-        self, params: Params, x: Array, y: Array, rows: NDArray[np.int32] | None = None
-    ) -> Callable[[], tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """The same, begun; the function that comes back waits for it."""
         if rows is None:
             count, padded, program = len(x), np.zeros(0, np.int32), self._whole
         else:
             count, padded, program = len(rows), np.zeros(bucket(len(rows), 64), np.int32), self._gathered
             padded[:count] = rows
         if count == 0:
-            return lambda: (np.empty(0, np.float32), np.empty(0, np.float32))
-        begun = program(params, x, y, padded, np.int32(count))
-
-        def finish() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-            values = np.asarray(begun)[:count]
-            return values.real, values.imag
-
-        return finish
+            return np.empty(0, np.float32), np.empty(0, np.float32)
+        values = np.asarray(program(params, x, y, padded, np.int32(count)))[:count]
+        return values.real, values.imag
 
     def vectors(
         self,
@@ -194,16 +182,16 @@ class Programs:
         """(d, s): what a client's training from `params` gives: its update, a sketch of it, or outputs on noise."""
         if len(clients) == 0:
             return np.empty((0, 1))
-        which = (outputs, sketch, noise_examples, seed)
+        which = (self.group_of(clients), outputs, sketch, noise_examples, seed)
         if which not in self._vector_programs:
-            self._vector_programs[which] = self._vector_program(params, outputs, sketch, noise_examples, seed)
+            self._vector_programs[which] = self._vector_program(params, *which)
         cohort = self.cohort(clients, np.zeros(len(clients)))
         words = _words(key)
         rows = self._vector_programs[which](params, self.rows.x, self.rows.y, words, cohort, np.float32(lr))
         return np.asarray(rows)[: len(clients)].astype(np.float64)
 
     def _vector_program(
-        self, params: Params, outputs: bool, sketch: int | None, noise_examples: int, seed: int
+        self, params: Params, group: int, outputs: bool, sketch: int | None, noise_examples: int, seed: int
     ) -> Callable[..., Array]:
         if outputs:
             noise = self._noise(noise_examples, seed)
@@ -211,7 +199,7 @@ class Programs:
         else:
             describe = partial(_flat_update, sketch, counter.key_from(seed, int(Purpose.MEASURE)))
         width = jax.eval_shape(describe, params, params).shape[0]
-        return jax.jit(engine.vector_program(self.task, self.local, self.batch, self.group, describe, width))
+        return jax.jit(engine.vector_program(self.task, self.local, self.batch, group, describe, width))
 
     def _noise(self, count: int, seed: int) -> Array:
         """Gaussian inputs with the mean and spread of the data (its first rows stand for all of it)."""

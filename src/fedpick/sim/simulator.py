@@ -6,7 +6,7 @@ It knows nothing of policies: `train` takes a `Selection` and gives an `Outcome`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -320,21 +320,11 @@ class Simulator:
 
     def evaluate(self) -> tuple[float, float]:
         """(loss, accuracy) on the central test set; NaN where there is none."""
-        return self.begin_evaluation()()
-
-    def begin_evaluation(self) -> Callable[[], tuple[float, float]]:
-        """The same of the model as it is now, begun; the function that comes back waits for it."""
-        if len(self.rows.test_y) == 0:
-            return lambda: (float("nan"), float("nan"))
         with self._clock("evaluate"):
-            finish = self.programs.begin_measure(self.params, self.rows.test_x, self.rows.test_y)
-
-        def wait() -> tuple[float, float]:
-            with self._clock("evaluate"):
-                loss, right = finish()
-                return float(loss.mean(dtype=np.float64)), np.count_nonzero(right) / len(right)
-
-        return wait
+            if len(self.rows.test_y) == 0:
+                return float("nan"), float("nan")
+            loss, right = self.programs.measure(self.params, self.rows.test_x, self.rows.test_y)
+            return float(loss.mean(dtype=np.float64)), float(np.count_nonzero(right) / len(right))
 
     def evaluate_clients(self, part: Part = "test") -> tuple[FloatArray, FloatArray]:
         """(N,) loss and (N,) accuracy of the current model on every client's own data."""
