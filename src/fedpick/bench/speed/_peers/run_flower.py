@@ -9,8 +9,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterable
 from typing import Any
+
+
+def _nodes(grid: Any, count: int) -> list[int]:
+    """The nodes in order, once there are so many: in the first round some may still be on their way."""
+    for _ in range(6000):
+        if len(nodes := sorted(grid.get_node_ids())) >= count:
+            return nodes
+        time.sleep(0.01)
+    raise RuntimeError(f"Of {count} nodes only {len(nodes)} came within a minute.")
 
 
 def _strategy(work: Any) -> Any:
@@ -27,7 +37,8 @@ def _strategy(work: Any) -> Any:
             self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
         ) -> Iterable[Message]:
             """One message per member of the cohort."""
-            index, nodes = server_round - 1, sorted(grid.get_node_ids())
+            index = server_round - 1
+            nodes = _nodes(grid, len(weights[index]))
             messages = []
             for place, weight in enumerate(weights[index]):
                 settings = ConfigRecord({"round": index, "place": place, "weight": float(weight)})
