@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from store_content import content
-from tiny_simulation import BUILD, NUM_CLIENTS, tiny_spec
+from tiny_simulation import BUILD, NUM_CLIENTS, empty_round, tiny_spec
 
 from fedpick.bench import store_schema as tables
 from fedpick.bench.records import (
-    RoundRecord,
     array_bytes,
     bytes_array,
     mask_bytes,
@@ -54,15 +53,8 @@ def test_rounds_read_back_as_columns(filled):
 def test_a_round_without_evaluation_leaves_the_latest_accuracy(tmp_path):
     store = Store(tmp_path / "a.sqlite")
     run_id = store.runs(store.register(tiny_spec(rounds=3)))[0].id
-    nothing = np.empty(0)
     for index, accuracy in enumerate((None, 0.5, None)):
-        record = RoundRecord(
-            index=index, available=np.ones(4, bool), clients=np.empty(0, np.int64), given_weights=None,
-            weights=nothing, completed=np.empty(0, bool), loss=nothing, train_loss=nothing, duration=nothing,
-            update_norm=nothing, seconds={}, test_accuracy=accuracy,
-            counters=dict.fromkeys(("models_down", "updates_up", "scalars_up", "bytes_down", "bytes_up"), 0),
-        )  # fmt: skip
-        store.write_round(run_id, record, checkpoint=None, wall_seconds=2.0)
+        store.write_round(run_id, empty_round(index, test_accuracy=accuracy), checkpoint=None, wall_seconds=2.0)
     run = store.run(run_id)
     assert (run.rounds_done, run.accuracy, run.wall_seconds) == (3, 0.5, 6.0)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_simulation import empty_round
 
 from fedpick.bench import tune
-from fedpick.bench.records import RoundRecord
 from fedpick.bench.spec import Named, PolicySpec, Spec
 from fedpick.bench.store import Store
 from fedpick.bench.toml_text import toml_text
@@ -79,16 +79,9 @@ def searched_store(path, searched, value):
     """A finished search; `value(run, round)` is (loss, accuracy) on validation data."""
     store = Store(path)
     experiment = store.experiment(store.register(searched))
-    nothing = np.empty(0)
     for run in store.runs(experiment.id):
         for index in range(searched.rounds):
-            record = RoundRecord(
-                index=index, available=np.ones(4, bool), clients=np.empty(0, np.int64), given_weights=None,
-                weights=nothing, completed=np.empty(0, bool), loss=nothing, train_loss=nothing, duration=nothing,
-                update_norm=nothing, seconds={},
-                counters=dict.fromkeys(("models_down", "updates_up", "scalars_up", "bytes_down", "bytes_up"), 0),
-                evaluation={"validation": np.array(value(run, index))},
-            )  # fmt: skip
+            record = empty_round(index, evaluation={"validation": np.array(value(run, index))})
             store.write_round(run.id, record, checkpoint=None)
     return store, experiment
 

@@ -20,6 +20,17 @@ NUM_CLIENTS = 24
 DIMENSION = 6
 
 
+def empty_round(index, **more):
+    """A round in which nothing happened."""
+    nothing = np.empty(0)
+    return RoundRecord(
+        index=index, available=np.ones(4, bool), clients=np.empty(0, np.int64), given_weights=None,
+        weights=nothing, completed=np.empty(0, bool), loss=nothing, train_loss=nothing, duration=nothing,
+        update_norm=nothing, seconds={},
+        counters=dict.fromkeys(("models_down", "updates_up", "scalars_up", "bytes_down", "bytes_up"), 0), **more,
+    )  # fmt: skip
+
+
 class TinySimulation:
     def __init__(self, settings):
         self.settings = settings

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.errors import InvalidInput
+from fedpick.core.errors import InvalidInput, is_number
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.types import BoolArray, Clients, FloatArray
 
@@ -104,8 +104,7 @@ def trace_stream(seed: int) -> np.random.Generator:
 def checked_number(process: object, name: str, low: float, high: float, *, below: bool = False) -> float:
     """The parameter as a float in [low, high], or [low, high) with `below`."""
     value = getattr(process, name)
-    good = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    if not (good and low <= value <= high and not (below and value == high)):
+    if not (is_number(value) and low <= value <= high and not (below and value == high)):
         closing = ")" if below or high == np.inf else "]"
         raise InvalidInput(
             f"The parameter {name!r} of {type(process).__name__} must be a number in [{low:g}, {high:g}{closing}. "

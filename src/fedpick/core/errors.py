@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from numbers import Integral
+from numbers import Integral, Real
 
 __all__ = [
     "DataError",
@@ -29,6 +29,7 @@ __all__ = [
     "PolicyCheckFailed",
     "StateFileError",
     "UnknownName",
+    "is_number",
     "require",
     "require_whole",
     "unknown_name",
@@ -91,6 +92,11 @@ def require(condition: bool, owner: object, parameter: str, expected: str) -> No
             f"The {parameter!r} parameter of {type(owner).__name__} must be {expected}. "
             f"Got {getattr(owner, parameter)!r} instead."
         )
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a real number, NumPy's included; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def require_whole(owner: object, parameter: str, least: int) -> None:

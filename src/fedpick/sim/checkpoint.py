@@ -33,6 +33,7 @@ def write_checkpoint(path: Path, trees: Mapping[str, Any], plain: Mapping[str, A
     arrays = {name: np.asarray(leaf) for name, leaf in _named_leaves(trees).items()}
     arrays[_MANIFEST] = np.frombuffer(manifest.encode(), np.uint8)
     content = io.BytesIO()
+    # NumPy's stub takes any keyword for its flag allow_pickle.
     np.savez(content, **arrays)  # type: ignore[arg-type]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content.getvalue())

@@ -32,6 +32,7 @@ def require_jax() -> Any:
             "jax_persistent_cache_min_entry_size_bytes": 0,
         }
         for name, value in settings.items():
+            # Not typed by JAX.
             jax.config.update(name, value)  # type: ignore[no-untyped-call]
     return jax
 

@@ -88,6 +88,7 @@ def _convolve_on_cpu(weight: Array, x: Array, padding: int) -> Array:
 
 
 def _one_after_another(weight: Array, x: Array, padding: int) -> Array:
+    # Not typed by JAX.
     each = jax.custom_batching.sequential_vmap(partial(_convolve, padding=padding))  # type: ignore[no-untyped-call]
     return each(weight, x)
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.errors import InvalidInput
+from fedpick.core.errors import InvalidInput, is_number
 from fedpick.core.records import assign
 from fedpick.sim import counter
 from fedpick.sim.devices import on_cpu
@@ -41,8 +41,7 @@ LITTLE_WORK = 16
 
 def _at_least(owner: object, name: str, least: float, above: bool = False) -> None:
     value = getattr(owner, name)
-    good = isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and np.isfinite(value)
-    if not good or value < least or (above and value == least):
+    if not (is_number(value) and np.isfinite(value)) or value < least or (above and value == least):
         bound = f"larger than {least:g}" if above else f"at least {least:g}"
         raise InvalidInput(f"{type(owner).__name__}.{name} must be a number {bound}. Got {value!r}.")
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedpick.core.errors import InvalidInput
+from fedpick.core.errors import InvalidInput, is_number
 from fedpick.sim.layers import (
     convolution,
     cross_entropy,
@@ -82,10 +82,6 @@ def classifier(
     )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _init_layers(sizes: Sequence[int], **options: bool) -> Callable[[Array], Params]:
     def init(key: Array) -> Params:
         keys = jax.random.split(key, len(sizes) - 1)
@@ -108,7 +104,7 @@ def mlp(
     places = {"none": (), "fedcor": range(len(hidden)), "power-of-choice": (1,)}
     if dropout not in places:
         raise InvalidInput(f"The mlp's dropout is one of {', '.join(places)}. Got {dropout!r}.")
-    if not (_is_number(rate) and 0.0 <= rate < 1.0):
+    if not (is_number(rate) and 0.0 <= rate < 1.0):
         raise InvalidInput(f"The mlp's rate of dropout must be at least 0 and below 1. Got {rate!r}.")
     return _perceptron("mlp", math.prod(input_shape), hidden, num_classes, frozenset(places[dropout]), rate)
 
@@ -140,7 +136,7 @@ def logistic(
     """Multinomial logistic regression. `start`: "default" (PyTorch's), "zero" or "zero-bias"."""
     if start not in ("default", "zero", "zero-bias"):
         raise InvalidInput(f"The start of a logistic task is default, zero or zero-bias. Got {start!r}.")
-    if not (_is_number(ridge) and 0.0 <= ridge < math.inf):
+    if not (is_number(ridge) and 0.0 <= ridge < math.inf):
         raise InvalidInput(f"The ridge of a logistic task must be a number of at least 0. Got {ridge!r}.")
     init = _init_layers([math.prod(input_shape), num_classes], zero=start == "zero", zero_bias=start == "zero-bias")
 

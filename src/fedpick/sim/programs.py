@@ -151,6 +151,7 @@ class Programs:
 
     def _train_piece(self, program: Callable[..., Any], params: Params, words: Array, lr: Array, cohort: Cohort) -> Any:
         # Waiting in the thread keeps the two programs side by side; JAX alone would run them one after the other.
+        # (JAX does not type block_until_ready.)
         return jax.block_until_ready(program(params, self.rows.x, self.rows.y, words, cohort, lr))  # type: ignore[no-untyped-call]
 
     def measure(

@@ -64,6 +64,9 @@ def apply_step(
         norm = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(stepped)))
         shrink = jnp.minimum(1.0, server.radius / jnp.maximum(norm, 1e-30))
         stepped = jax.tree.map(lambda w: w * shrink, stepped)
-    keep = lambda new, old: jnp.where(any_weight, new, old)  # noqa: E731
+
+    def keep(new: Array, old: Array) -> Array:
+        return jnp.where(any_weight, new, old)
+
     new_velocity = jax.tree.map(keep, moved, velocity) if server.momentum else velocity
     return jax.tree.map(keep, stepped, params), new_velocity

@@ -40,6 +40,7 @@ def callback_of(base: Any, metrics: Any, work: Any, turns: Any, arrays: dict[str
     """Looks at the test set after every round and hands over when the turn is done."""
     import torch
 
+    # As above: pfl is not installed where types are checked.
     class Look(base):  # type: ignore[misc]
         """See pfl."""
 
@@ -58,6 +59,7 @@ def callback_of(base: Any, metrics: Any, work: Any, turns: Any, arrays: dict[str
 
 def main(folder: str) -> None:
     """Take turns until there are none left."""
+    # Run as a file, so these are the modules beside it; mypy looks for a package.
     from run_torch import build, choose_threads, images, params_of  # type: ignore[import-not-found]
     from turns import Turns, Work  # type: ignore[import-not-found]
 

@@ -96,6 +96,7 @@ def choose_threads(model: Any, x: Any, y: Any) -> None:
 
 def main(folder: str) -> None:
     """Take turns until there are none left."""
+    # Run as a file, so this is the module beside it; mypy looks for a package.
     from turns import Turns, Work  # type: ignore[import-not-found]
 
     turns = Turns()
