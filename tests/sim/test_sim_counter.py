@@ -1,4 +1,5 @@
 from collections import Counter
+from functools import partial
 from math import factorial
 
 import jax
@@ -20,8 +21,10 @@ def test_permute_is_a_permutation_with_the_same_bits_on_numpy_and_jax(size):
     positions = np.arange(size, dtype=np.uint32)
     permuted = counter.permute(key, positions, np.array([size], np.uint32))
     np.testing.assert_array_equal(np.sort(permuted), positions)
-    compiled = jax.jit(counter.permute)(on_device(key), jnp.asarray(positions), jnp.uint32(size))
-    np.testing.assert_array_equal(np.asarray(compiled), permuted)
+    for rolled in (False, True):
+        program = jax.jit(partial(counter.permute, rolled=rolled))
+        compiled = program(on_device(key), jnp.asarray(positions), jnp.uint32(size))
+        np.testing.assert_array_equal(np.asarray(compiled), permuted)
 
 
 def test_positions_beyond_the_end_stay_inside():

@@ -35,6 +35,10 @@ SMALL_BATCH = 16384
 """Numbers that one core fetches faster than it hands them over."""
 HANDED_OVER = 2**19
 """Bytes from which on XLA hands over whatever is fetched from them."""
+ONE_CORE = 1024
+"""Positions that are drawn at once: XLA would split the work on more, and hand it over in every turn."""
+MANY_POSITIONS = 128
+"""Positions drawn at once that are worth a loop over the turns of the permutation."""
 LITTLE_WORK = 16
 """Parameters per input of a light model: to fetch a mini-batch takes about as long as to learn from it."""
 
@@ -125,12 +129,13 @@ class LocalTraining:
 
 
 def batch_positions(
-    local: LocalTraining, client_key: counter.Key, step: Any, size: Any, batch: int
+    local: LocalTraining, client_key: counter.Key, step: Any, size: Any, batch: int, rolled: bool = False
 ) -> tuple[Array, Array]:
     """(batch,) positions among the client's training rows and (batch,) which of them count, for one step.
 
     `step` and `size` are uint32, on numpy or JAX; a `step` of shape (s, 1) gives (s, batch), all steps at once. `batch`
-    is the width of the program: local.batch_size, or the largest client where that is None.
+    is the width of the program: local.batch_size, or the largest client where that is None. `rolled`: see
+    `counter.permute`.
     """
     lane = step * np.uint32(0) + np.arange(batch, dtype=np.uint32)
     if local.batch_size is None:
@@ -139,17 +144,18 @@ def batch_positions(
     if local.sampling == "replacement":
         return counter.with_replacement(counter.fold(client_key, step), lane, size), lane < np.uint32(batch)
     if local.sampling == "batch":
-        return counter.permute(counter.fold(client_key, step), lane, size), lane < size
+        return counter.permute(counter.fold(client_key, step), lane, size, rolled), lane < size
     per_epoch = (size + np.uint32(batch - 1)) // np.uint32(batch)
     epoch = step // per_epoch
     position = (step - epoch * per_epoch) * np.uint32(batch) + lane
-    return counter.permute(counter.fold(client_key, epoch), position, size), position < size
+    return counter.permute(counter.fold(client_key, epoch), position, size, rolled), position < size
 
 
-def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[..., tuple[Params, Array]]:
+def client_trainer(task: Task, local: LocalTraining, batch: int, group: int = 1) -> Callable[..., tuple[Params, Array]]:
     """The function (params, x, y, start, size, client_key, num_steps, lr) -> (update, mean training loss), for JAX.
 
-    `x` and `y` hold all clients' rows; this client's training rows are start..start+size-1.
+    `x` and `y` hold all clients' rows; this client's training rows are start..start+size-1. `group`: for how many
+    clients it is mapped.
     """
     import jax
     import jax.numpy as jnp
@@ -170,7 +176,9 @@ def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[...
         # With a fixed number of steps all batches are drawn before the loop: fewer, larger operations.
         drawn = None
         if local.steps is not None:
-            drawn = batch_positions(local, key, jnp.arange(local.steps, dtype=jnp.uint32)[:, None], safe_size, batch)
+            drawn = _drawn(
+                partial(batch_positions, local, key, size=safe_size, batch=batch), local.steps, group * batch
+            )
 
         def step(
             index: Array, carry: tuple[Params, Params, Array, list[Any]]
@@ -201,6 +209,20 @@ def client_trainer(task: Task, local: LocalTraining, batch: int) -> Callable[...
         return update, jnp.where(has_data, total / jnp.maximum(num_steps, 1), jnp.nan)
 
     return train
+
+
+def _drawn(draw: Callable[..., tuple[Array, Array]], steps: int, width: int) -> tuple[Array, Array]:
+    """What `draw` gives for all steps; `width` is the number of positions that one step draws for all clients."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    at_once = min(steps, max(1, ONE_CORE // width)) if on_cpu() else steps
+    draw = partial(draw, rolled=on_cpu() and at_once * width >= MANY_POSITIONS)
+    if at_once == steps:
+        return draw(step=jnp.arange(steps, dtype=jnp.uint32)[:, None])
+    parts = jnp.arange(-(-steps // at_once) * at_once, dtype=jnp.uint32).reshape(-1, at_once, 1)
+    positions, counts = lax.map(lambda part: draw(step=part), parts)
+    return positions.reshape(-1, positions.shape[-1])[:steps], counts.reshape(-1, counts.shape[-1])[:steps]
 
 
 def _turned(tree: Params, small_ones: bool) -> Params:
