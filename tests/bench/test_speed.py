@@ -94,7 +94,7 @@ def test_the_work_that_is_written_out_is_what_the_simulator_does(small_j2, tmp_p
     simulator = _jobs.simulator(job, _jobs.federation(job))
     _jobs.write_work(job, simulator, 3, tmp_path)
     work = Work(tmp_path)
-    ours, loop = _engines.Fedpick(job, simulator, 3), _engines.Sequential(work)
+    ours, loop = _engines.Fedpick(job, simulator), _engines.Sequential(work)
     mine, theirs = ours.turn(3), loop.turn(3)
     assert mine.accuracy == pytest.approx(theirs.accuracy, abs=1e-6)
     assert 0 < mine.first <= mine.seconds

@@ -64,7 +64,7 @@ class TinySimulation:
     def _loss(self, clients):
         return ((self.model - self.targets[clients]) ** 2).mean(axis=-1)
 
-    def rounds(self):
+    def rounds(self, until):
         while True:
             time.sleep(float(os.environ.get("TINY_SLEEP", "0")))
             index = self.session.round

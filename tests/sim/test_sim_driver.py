@@ -170,7 +170,7 @@ def test_a_changing_cohort_does_not_recompile():
 
     def compiled():
         groups = {simulator.programs.group_of(np.arange(count)) for count in (1, 3)}
-        return [simulator.programs._training[group][0]._cache_size() for group in groups]
+        return [simulator.programs._training[group].round._cache_size() for group in groups]
 
     simulator.train(Selection(clients=[0]))
     simulator.train(Selection(clients=[2, 3, 4]))

@@ -28,6 +28,8 @@ SOLVERS = {
     "batch": LocalTraining(lr=0.1, steps=4, batch_size=16, sampling="batch"),
     "replacement": LocalTraining(lr=0.1, steps=4, batch_size=16, sampling="replacement"),
     "batches of an odd number": LocalTraining(lr=0.1, epochs=1, batch_size=7),
+    "many positions": LocalTraining(lr=0.02, steps=29, batch_size=20, sampling="batch"),
+    "very many positions": LocalTraining(lr=0.02, steps=29, batch_size=50),
     "one at a time": LocalTraining(lr=0.1, steps=4, batch_size=1),
     "gradient descent": LocalTraining(lr=0.1, steps=3, batch_size=None),
     "full epochs": LocalTraining(lr=0.1, epochs=2, batch_size=None),
@@ -83,6 +85,16 @@ def test_local_solvers_with_mini_batches_on_one_core(monkeypatch, fresh_programs
     follow(simulator, [Selection(clients=[4, 0, 2]), Selection(clients=[1, 3, 5, 0])])
 
 
+def handed_over_kernels(federation, task, local, group):
+    """The kernels of the training program that XLA splits over all cores."""
+    programs._training_programs.cache_clear()
+    simulator = Simulator(federation, task, local=local, group=group, shards=1)
+    cohort = simulator.programs.cohort(np.arange(3), np.ones(3))
+    arguments = simulator.rows.x, simulator.rows.y, np.zeros(2, np.uint32), cohort, np.float32(0.1)
+    text = simulator.programs._training[group].piece.lower(simulator.params, *arguments).compile().as_text()
+    return re.findall(r"%(\S+) = .*outer_dimension_partitions\":\[\"", text)
+
+
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one core nothing can be handed over")
 @pytest.mark.parametrize(
     ("task", "batch", "size", "features"),
@@ -98,18 +110,24 @@ def test_mini_batches_are_not_handed_over_to_other_cores(
     local = LocalTraining(lr=0.1, steps=3, batch_size=batch)
 
     def handed_over():
-        programs._training_programs.cache_clear()
-        simulator = Simulator(federation, task, local=local, group=group, shards=1)
-        cohort = simulator.programs.cohort(np.arange(3), np.ones(3))
-        arguments = simulator.rows.x, simulator.rows.y, np.zeros(2, np.uint32), cohort, np.float32(0.1)
-        text = simulator.programs._training[group][1].lower(simulator.params, *arguments).compile().as_text()
-        names = re.findall(r"%(\S+) = .*outer_dimension_partitions\":\[\"", text)
+        names = handed_over_kernels(federation, task, local, group)
         return [name for name in names if "gather" in name or "slice" in name]
 
     assert not handed_over()
     # The control: it would be seen if they were.
     monkeypatch.setattr("fedpick.sim.local.HANDED_OVER", 2**60)
     assert handed_over()
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one core nothing can be handed over")
+def test_nothing_of_a_light_models_training_is_handed_over_to_other_cores(monkeypatch, fresh_programs):
+    """Drawing is the largest piece of work that one kernel does: 10 clients, 5 steps of 32."""
+    local = LocalTraining(lr=0.1, steps=5, batch_size=32)
+    federation = make_federation(sizes=(900,) * 3, shape=(60,), num_classes=10)
+
+    assert not handed_over_kernels(federation, "logistic", local, 10)
+    monkeypatch.setattr("fedpick.sim.local.ONE_CORE", 2**20)
+    assert handed_over_kernels(federation, "logistic", local, 10)
 
 
 @pytest.mark.parametrize("large", [1, 10**9], ids=["turned", "as they are"])

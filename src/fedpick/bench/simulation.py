@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick import availability, data
+from fedpick.availability.process import Trace
 from fedpick.bench.files import referenced_files
 from fedpick.bench.records import RoundRecord, pack_checkpoint, unpack_checkpoint
 from fedpick.bench.schema import build_settings
@@ -56,8 +57,8 @@ class Simulation(Protocol):
     model_bytes: int
     policy: Policy[Any]
 
-    def rounds(self) -> Iterator[RoundRecord]:
-        """One record per round from here on, for ever."""
+    def rounds(self, until: int = sys.maxsize) -> Iterator[RoundRecord]:
+        """One record per round from here on; those after `until` rounds are not needed."""
         ...
 
     def checkpoint(self) -> bytes:
@@ -113,17 +114,18 @@ def clients_and_trace(settings: Mapping[str, Any], federation: Federation) -> tu
     return trace.oracle(clients), trace
 
 
-@dataclass(frozen=True)
-class LaterTrace:
+class LaterTrace(Trace):
     """A trace from some round on: that one is round 0."""
 
-    trace: Any
-    first: int
+    def __init__(self, trace: Trace, first: int) -> None:
+        super().__init__(trace.num_clients, trace.seed)
+        self.trace, self.first = trace, first
 
-    def mask(self, round: int) -> NDArray[np.bool_]:
-        """(N,) who is available, so many rounds after the first."""
-        mask: NDArray[np.bool_] = self.trace.mask(self.first + round)
-        return mask
+    def _mask(self, round: int) -> NDArray[np.bool_]:
+        return self.trace.mask(self.first + round)
+
+    def _truth(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return self.trace.availability, self.trace.correlation
 
 
 def watch(session: Session, trace: Any, rounds: int) -> None:
@@ -171,20 +173,21 @@ class FederatedRun:
         """What decides."""
         return self.session.policy
 
-    def rounds(self) -> Iterator[RoundRecord]:
+    def rounds(self, until: int = sys.maxsize) -> Iterator[RoundRecord]:
         """See `Simulation.rounds`."""
         from fedpick.sim import simulate
 
         history = self.settings["availability"].get("history", 0)
         if history and self.session.round == 0:  # a checkpoint has it in the policy's state
             watch(self.session, self.trace, history)
-        # Without a last round: which rounds are evaluated must not depend on how many were asked for this time.
         for record in simulate(
             self.simulator,
             self.session,
-            rounds=sys.maxsize,
+            rounds=until,
             budget=self.settings["budget"],
             availability=LaterTrace(self.trace, history) if history else self.trace,
+            # Which rounds are evaluated must not depend on how many were asked for this time.
+            also_the_last=False,
             evaluate_every=self.settings["evaluate_every"],
             losses_every=self.settings["losses_every"],
             # Specs from before simulate refused this ask for it where nobody has local test data: nothing is measured.

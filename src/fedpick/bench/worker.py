@@ -121,7 +121,7 @@ def _rounds(
 ) -> str:
     cost, latest, clock = 0.0, -float("inf"), time.perf_counter()
     accuracy: float | None = None
-    for record in simulation.rounds():
+    for record in simulation.rounds(rounds):
         finished = record.index + 1 >= rounds
         stopping = should_stop() and not finished
         start = time.perf_counter()
@@ -135,4 +135,4 @@ def _rounds(
         on_round(record.index + 1, accuracy)
         if finished or stopping:
             return "done" if finished else "stopped"
-    raise StateFileError("The simulation ended before the last round.")  # simulations have no end of their own
+    raise StateFileError("The simulation ended before the last round.")

@@ -24,17 +24,24 @@ from fedpick.core.policy import Policy, Signal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection, whole_number
 
-__all__ = ["Session"]
+__all__ = ["Decision", "Session"]
 
 Measure = Callable[[Probe], ArrayLike]
 
+_MEASURED = {Signal.LOSS, Signal.TRIAL, Signal.UPDATE, Signal.OUTPUTS}
 
-@dataclass(frozen=True)
-class _Pending:
-    """What `ask` worked out and `tell` will commit."""
 
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """What was worked out for a round, and `tell` will commit."""
+
+    context: RoundContext
+    """What was known."""
+    before: Any
+    """The policy's state that it was made from."""
     selection: Selection
     state: Any
+    """The policy's state with this decision."""
 
 
 class Session:
@@ -83,7 +90,7 @@ class Session:
         self.provides = provides
         self.report_limit = report_limit
         self._state = policy.init(clients, stream(self.seed, 0, Purpose.INIT))
-        self._pending: _Pending | None = None
+        self._pending: Decision | None = None
 
     @property
     def state(self) -> Any:
@@ -104,28 +111,67 @@ class Session:
             budget: at most so many clients; None: everybody available.
             measure: answers a probe with one value (or vector) per probed client, NaN for no answer.
         """
+        context = self._context(self.round, available, budget)
+        probes = self._probes(self._state, context)
+        answers = [self._answer(probe, context, measure) for probe in probes]
+        if answers:
+            context = replace(context, measurements=tuple(measurement for measurement, _ in answers))
+        self._pending = self._decide(self._state, context, rejected=sum(count for _, count in answers))
+        return self._pending.selection
+
+    def foresee(
+        self, *, available: ArrayLike | None = None, budget: int | None = None, after: Decision | None = None
+    ) -> Decision | None:
+        """What `ask` will answer in the round after that decision (None: in this round); nothing is committed.
+
+        None where nobody can know yet: the policy learns from outcomes, or asks the clients before it chooses.
+        """
+        if type(self.policy).observe is not Policy.observe or self.policy.needs & _MEASURED:
+            return None
+        index, state = (self.round, self._state) if after is None else (after.context.index + 1, after.state)
+        context = self._context(index, available, budget)
+        return None if self._probes(state, context) else self._decide(state, context)
+
+    def take(self, decision: Decision) -> Selection:
+        """`ask`, answered by a decision that was foreseen; it must be of this round and this state."""
+        if not self.expects(decision):
+            raise OutOfOrder(
+                f"The decision was foreseen for round {decision.context.index}; the session is in round {self.round}, "
+                "or was changed since. Ask instead."
+            )
+        self._pending = decision
+        return decision.selection
+
+    def expects(self, decision: Decision) -> bool:
+        """Whether a decision that was foreseen is that of this round, made from what the policy knows now."""
+        context = decision.context
+        return context.index == self.round and context.clients is self.clients and decision.before is self._state
+
+    def _context(self, index: int, available: ArrayLike | None, budget: int | None) -> RoundContext:
         mask = np.ones(len(self.clients), dtype=bool) if available is None else np.asarray(available)
-        context = RoundContext(
-            index=self.round,
+        return RoundContext(
+            index=index,
             budget=int(np.count_nonzero(mask)) if budget is None else budget,
             available=mask,
             clients=self.clients,
         )
-        probes = self.policy.probe(self._state, context, stream(self.seed, self.round, Purpose.PROBE))
-        answers = [self._answer(probe, context, measure) for probe in probes]
-        if answers:
-            context = replace(context, measurements=tuple(measurement for measurement, _ in answers))
-        selection, state = self.policy.select(self._state, context, stream(self.seed, self.round, Purpose.SELECT))
+
+    def _probes(self, state: Any, context: RoundContext) -> tuple[Probe, ...]:
+        if type(self.policy).probe is Policy.probe:
+            return ()
+        return self.policy.probe(state, context, stream(self.seed, context.index, Purpose.PROBE))
+
+    def _decide(self, before: Any, context: RoundContext, rejected: int = 0) -> Decision:
+        selection, state = self.policy.select(before, context, stream(self.seed, context.index, Purpose.SELECT))
         _check_selection(selection, context, self.policy)
         notes: dict[str, Any] = {}
         if not context.available.any():
             notes["nobody_available"] = True
-        if rejected := sum(count for _, count in answers):
+        if rejected:
             notes["rejected_reports"] = rejected
         if notes:
             selection = replace(selection, diagnostics={**selection.diagnostics, **notes})
-        self._pending = _Pending(selection, state)
-        return selection
+        return Decision(context, before, selection, state)
 
     def _answer(self, probe: Probe, context: RoundContext, measure: Measure | None) -> tuple[Measurement, int]:
         asked = probe.clients if probe.trial is None else np.concatenate([probe.clients, probe.trial.clients])

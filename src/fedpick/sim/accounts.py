@@ -51,6 +51,10 @@ class Timings:
     evaluate: float = 0.0
     """Test accuracy and the losses of everybody, for the record."""
 
+    def plus(self, more: Timings) -> Timings:
+        """Both together."""
+        return Timings(**{item.name: getattr(self, item.name) + getattr(more, item.name) for item in fields(self)})
+
     def since(self, earlier: Timings) -> Timings:
         """The seconds between two readings."""
         return Timings(**{item.name: getattr(self, item.name) - getattr(earlier, item.name) for item in fields(self)})

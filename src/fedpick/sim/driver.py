@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedpick.core.policy import Signal
 from fedpick.core.session import Session
 from fedpick.core.types import Outcome, Selection, aggregation_weights
 from fedpick.sim.accounts import Counters, Timings
+from fedpick.sim.ahead import Ahead, Done
 from fedpick.sim.simulator import Simulator
 
 __all__ = ["RoundRecord", "simulate"]
@@ -70,6 +72,8 @@ class Intervals(NamedTuple):
     evaluate_every: int | None
     losses_every: int | None
     local_accuracy_every: int | None
+    last: int | None
+    """All of them after so many rounds as well."""
 
 
 def simulate(
@@ -82,6 +86,7 @@ def simulate(
     evaluate_every: int | None = 1,
     losses_every: int | None = None,
     local_accuracy_every: int | None = None,
+    also_the_last: bool = True,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> Iterator[RoundRecord]:
     """Run until `rounds` rounds are done, one record each; a session and a simulator that were loaded go on.
@@ -93,13 +98,14 @@ def simulate(
         budget: at most so many clients per round; None: everybody available.
         availability: who can be reached in each round: a trace, `process.start(simulator.clients, seed)`; None:
             everybody. A round in which nobody can is asked and told like any other, with an empty selection.
-        evaluate_every: test accuracy after every so many rounds and after the last; None: never. It is NaN for a
-            federation without a test set.
+        evaluate_every: test accuracy after every so many rounds; None: never. It is NaN for a federation without a test
+            set.
         losses_every: the losses of everybody, likewise.
         local_accuracy_every: the accuracy on the clients' own test data, likewise; refused where nobody has any.
+        also_the_last: look at all of these after the last round as well.
         on_round: called with every record before it is yielded.
     """
-    intervals = Intervals(evaluate_every, losses_every, local_accuracy_every)
+    intervals = Intervals(evaluate_every, losses_every, local_accuracy_every, rounds if also_the_last else None)
     _check(simulator, session, availability, intervals)
     return _rounds(simulator, session, rounds, budget, availability, intervals, on_round)
 
@@ -107,7 +113,7 @@ def simulate(
 def _check(simulator: Simulator, session: Session, availability: Any, intervals: Intervals) -> None:
     """Refuse at the call what would fail, or measure nothing, in some round."""
     for name, every in intervals._asdict().items():
-        if every is not None and every < 1:
+        if name != "last" and every is not None and every < 1:
             raise InvalidInput(f"{name} must be None or at least 1. Got {every}.")
     first, last = simulator.rows.ranges["test"]
     if intervals.local_accuracy_every is not None and not (last > first).any():
@@ -149,25 +155,33 @@ def _rounds(
     report = session.policy.needs & {Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.DURATION, Signal.UPDATE_NORM}
 
     def due(every: int | None, index: int) -> bool:
-        return every is not None and ((index + 1) % every == 0 or index + 1 == rounds)
+        return every is not None and ((index + 1) % every == 0 or index + 1 == intervals.last)
 
+    ahead = Ahead(
+        simulator,
+        session,
+        rounds=rounds,
+        budget=budget,
+        availability=availability,
+        evaluated=partial(due, intervals.evaluate_every),
+    )
     while simulator.round < rounds:
         index, before = simulator.round, simulator.timings
-        mask = None if availability is None else availability.mask(index)
-        selection, outcome = _one_round(simulator, session, mask, budget, report)
+        done = ahead.next() or _one_round(simulator, session, availability, budget, report)
         looks = _look(
             simulator,
+            done.evaluation,
             evaluate=due(intervals.evaluate_every, index),
             losses=due(intervals.losses_every, index),
             local_accuracy=due(intervals.local_accuracy_every, index),
         )
         record = RoundRecord(
             index=index,
-            selection=selection,
-            outcome=outcome,
-            weights=aggregation_weights(selection, outcome.completed, simulator.clients),
-            available=mask,
-            num_available=len(session.clients) if mask is None else int(np.count_nonzero(mask)),
+            selection=done.selection,
+            outcome=done.outcome,
+            weights=aggregation_weights(done.selection, done.outcome.completed, simulator.clients),
+            available=done.mask,
+            num_available=len(session.clients) if done.mask is None else int(np.count_nonzero(done.mask)),
             counters=simulator.counters,
             timings=simulator.timings.since(before),
             **looks,
@@ -178,8 +192,9 @@ def _rounds(
 
 
 def _one_round(
-    simulator: Simulator, session: Session, mask: BoolArray | None, budget: int | None, report: frozenset[Signal]
-) -> tuple[Selection, Outcome]:
+    simulator: Simulator, session: Session, availability: Masks | None, budget: int | None, report: frozenset[Signal]
+) -> Done:
+    mask = None if availability is None else availability.mask(simulator.round)
     start, measured = time.perf_counter(), simulator.timings.measure
     selection = session.ask(available=mask, budget=budget, measure=simulator.measure)
     thinking = time.perf_counter() - start - (simulator.timings.measure - measured)
@@ -187,12 +202,19 @@ def _one_round(
     start = time.perf_counter()
     session.tell(outcome)
     thinking += time.perf_counter() - start
-    simulator.timings = replace(simulator.timings, select=simulator.timings.select + thinking)
-    return selection, outcome
+    simulator.timings = simulator.timings.plus(Timings(select=thinking))
+    return Done(selection, outcome, mask)
 
 
-def _look(simulator: Simulator, *, evaluate: bool, losses: bool, local_accuracy: bool) -> dict[str, Any]:
-    test_loss, test_accuracy = simulator.evaluate() if evaluate else (None, None)
+def _look(
+    simulator: Simulator,
+    evaluation: tuple[float, float] | None,
+    *,
+    evaluate: bool,
+    losses: bool,
+    local_accuracy: bool,
+) -> dict[str, Any]:
+    test_loss, test_accuracy = evaluation or (simulator.evaluate() if evaluate else (None, None))
     everybody = simulator.client_losses() if losses else None
     return {
         "test_loss": test_loss,

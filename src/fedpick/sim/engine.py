@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -22,7 +23,16 @@ from fedpick.sim.local import LocalTraining, client_trainer
 from fedpick.sim.server import ServerStep, apply_step
 from fedpick.sim.tasks import Task
 
-__all__ = ["Cohort", "bucket", "cohort_program", "measure_program", "round_program", "server_program"]
+__all__ = [
+    "Cohort",
+    "bucket",
+    "cohort_program",
+    "measure_program",
+    "round_program",
+    "rounds_program",
+    "server_program",
+    "vector_program",
+]
 
 Array = Any
 Params = Any
@@ -52,7 +62,7 @@ def bucket(size: int, least: int = 16) -> int:
 
 def _group_trainer(task: Task, local: LocalTraining, batch: int, group: int) -> Callable[..., Any]:
     """(params, x, y, words of the round's key, table, poison, lr) -> updates and losses of `group` clients."""
-    train = client_trainer(task, local, batch)
+    train = client_trainer(task, local, batch, group)
 
     def one(params: Params, x: Array, y: Array, words: Array, row: Array, poison: Array, lr: Array) -> Any:
         client_key = counter.fold(counter.Key(words[0], words[1]), row[0].astype(jnp.uint32))
@@ -171,6 +181,36 @@ def round_program(task: Task, local: LocalTraining, server: ServerStep, batch: i
         part = train(params, x, y, words, cohort, rates[0])
         params, velocity = _step(server, params, velocity, [part], [cohort.floats[0]], renormalize, rates[1])
         return params, velocity, jnp.stack([part[1], part[2]])
+
+    return program
+
+
+def rounds_program(
+    task: Task, local: LocalTraining, server: ServerStep, batch: int, group: int, capacity: int
+) -> Callable[..., Any]:
+    """Up to `capacity` rounds in one call: -> (params, velocity) after each of them, and (capacity, 2, c) what
+    `round_program` reports.
+
+    Its arguments are those of `round_program`, from `words` on with one more dimension, and how many rounds there are;
+    beyond them nothing is computed. What a round gives does not depend on the others in the call.
+    """
+    one_round = round_program(task, local, server, batch, group)
+
+    def program(params: Params, velocity: Params, x: Array, y: Array, words: Array, cohorts: Cohort, *rest: Any) -> Any:
+        renormalize, rates, count = rest
+
+        def body(index: Array, carry: Any) -> Any:
+            state, states, reports = carry
+            cohort = jax.tree.map(lambda leaf: leaf[index], cohorts)
+            *state, report = one_round(*state, x, y, words[index], cohort, renormalize[index], rates[index])
+            states = jax.tree.map(lambda leaf, new: leaf.at[index].set(new), states, tuple(state))
+            return tuple(state), states, reports.at[index].set(report)
+
+        start = (params, velocity)
+        states = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), start)
+        reports = jnp.full((capacity, 2, cohorts.table.shape[2]), jnp.nan, jnp.float32)
+        _, states, reports = lax.fori_loop(0, count, body, (start, states, reports))
+        return [jax.tree.map(itemgetter(index), states) for index in range(capacity)], reports
 
     return program
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +18,37 @@ from fedpick.sim import counter, engine
 from fedpick.sim.devices import on_cpu
 from fedpick.sim.engine import Cohort, bucket
 from fedpick.sim.local import LocalTraining
+from fedpick.sim.plan import ROUNDS_AT_ONCE, Work
 from fedpick.sim.rows import Rows, shaped
 from fedpick.sim.server import ServerStep
 from fedpick.sim.tasks import Task
 
-__all__ = ["Programs"]
+__all__ = ["Piece", "Programs"]
 
 Array = Any
 Params = Any
 FloatArray = NDArray[np.float64]
+
+
+class Piece(NamedTuple):
+    """Some clients of a round, as a program takes them."""
+
+    places: NDArray[np.int64]
+    """Their places among the clients of the round."""
+    cohort: Cohort
+    group: int
+    """How many of them train as one batch."""
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """Pieces of one kind are trained by one compiled program."""
+        return self.group, self.cohort.table.shape[1]
+
+    def in_order(self, report: Array) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(k,) losses and (k,) norms of a cohort that was not cut, from what its program reports."""
+        losses, norms = np.empty((2, len(self.places)), np.float32)
+        losses[self.places], norms[self.places] = np.asarray(report)[:, : len(self.places)]
+        return losses, norms
 
 
 @cache
@@ -40,13 +62,23 @@ def _side_by_side(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     return [calls[0](), *(other.result() for other in others)]
 
 
+class _Training(NamedTuple):
+    """Several whole rounds, one, a piece of a cohort, and the server step."""
+
+    rounds: Callable[..., Any]
+    round: Callable[..., Any]
+    piece: Callable[..., Any]
+    server: Callable[..., Any]
+
+
 @lru_cache(maxsize=64)
 def _training_programs(
     task: Task, shape: tuple[int, ...], local: LocalTraining, server: ServerStep, batch: int, group: int
-) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """A whole round, a piece of a cohort, and the server step; shared by all simulators with these settings."""
+) -> _Training:
+    """Shared by all simulators with these settings."""
     task = shaped(task, shape)
-    return (
+    return _Training(
+        jax.jit(engine.rounds_program(task, local, server, batch, group, ROUNDS_AT_ONCE)),
         jax.jit(engine.round_program(task, local, server, batch, group)),
         jax.jit(engine.cohort_program(task, local, batch, group)),
         jax.jit(engine.server_program(server)),
@@ -111,43 +143,66 @@ class Programs:
         In this order clients of a group take about equally many steps and seldom wait for each other. A function of
         the cohort and the number of shards alone: never of how busy the machine is.
         """
-        pieces = min(self.shards, -(-len(clients) // self.group))
+        pieces = max(1, min(self.shards, -(-len(clients) // self.group)))
         order = np.argsort(-self.local.num_steps(self.rows.sizes[clients]), kind="stable")
         place = np.arange(len(order)) % (2 * pieces)
         shard = np.where(place < pieces, place, 2 * pieces - 1 - place)
         return [order[shard == index] for index in range(pieces)]
 
+    def pieces(self, work: Work) -> list[Piece]:
+        """The cohort of a round, cut for the shards."""
+        clients, group = work.clients, self.group_of(work.clients)
+
+        def piece(places: NDArray[np.int64]) -> Piece:
+            return Piece(places, self.cohort(clients[places], work.weights[places], work.poisoned[places]), group)
+
+        return [piece(places) for places in self.split(clients)]
+
     def train(
-        self,
-        params: Params,
-        velocity: Params,
-        key: counter.Key,
-        clients: NDArray[np.int64],
-        weights: FloatArray,
-        poisoned: NDArray[np.bool_],
-        renormalize: bool,
-        lr: float,
-        server_lr: float,
+        self, params: Params, velocity: Params, work: Work
     ) -> tuple[Params, Params, NDArray[np.float32], NDArray[np.float32]]:
         """Train and step: the new (params, velocity), (k,) training losses and (k,) norms of the updates."""
-        words, keep = _words(key), np.bool_(renormalize)
-        whole_round, piece_of_round, server_step = self._training[self.group_of(clients)]
-        pieces = self.split(clients)
-        cohorts = [self.cohort(clients[piece], weights[piece], poisoned[piece]) for piece in pieces]
-        losses, norms = np.empty((2, len(clients)), np.float32)
+        words, keep = _words(work.key), np.bool_(work.renormalize)
+        pieces = self.pieces(work)
+        programs = self._training[pieces[0].group]
         if self.shards == 1:
-            x, y, rates = self.rows.x, self.rows.y, np.array([lr, server_lr], np.float32)
-            params, velocity, report = whole_round(params, velocity, x, y, words, cohorts[0], keep, rates)
-            losses[pieces[0]], norms[pieces[0]] = np.asarray(report)[:, : len(clients)]
-            return params, velocity, losses, norms
-        call = partial(self._train_piece, piece_of_round, params, words, np.float32(lr))
-        parts = _side_by_side([partial(call, cohort) for cohort in cohorts])
-        given = [cohort.floats[0] for cohort in cohorts]
-        params, velocity = server_step(params, velocity, parts, given, keep, np.float32(server_lr))
+            x, y, rates = self.rows.x, self.rows.y, np.array([work.lr, work.server_lr], np.float32)
+            params, velocity, report = programs.round(params, velocity, x, y, words, pieces[0].cohort, keep, rates)
+            return params, velocity, *pieces[0].in_order(report)
+        call = partial(self._train_piece, programs.piece, params, words, np.float32(work.lr))
+        parts = _side_by_side([partial(call, piece.cohort) for piece in pieces])
+        given = [piece.cohort.floats[0] for piece in pieces]
+        params, velocity = programs.server(params, velocity, parts, given, keep, np.float32(work.server_lr))
+        losses, norms = np.empty((2, len(work.clients)), np.float32)
         for piece, part in zip(pieces, parts, strict=True):
-            losses[piece] = np.asarray(part[1])[: len(piece)]
-            norms[piece] = np.asarray(part[2])[: len(piece)]
+            losses[piece.places] = np.asarray(part[1])[: len(piece.places)]
+            norms[piece.places] = np.asarray(part[2])[: len(piece.places)]
         return params, velocity, losses, norms
+
+    def train_rounds(
+        self, params: Params, velocity: Params, works: Sequence[Work], pieces: Sequence[Piece]
+    ) -> tuple[list[Any], Array]:
+        """Rounds one after another in one program, each with its one piece: the (params, velocity) after each, and
+        their reports for `Piece.in_order`, still in the making. All of one `kind`, at most ROUNDS_AT_ONCE.
+        """
+        count = len(works)
+
+        def stacked(*values: Any) -> NDArray[Any]:
+            return np.stack([*values, *[values[0]] * (ROUNDS_AT_ONCE - count)])
+
+        rates = [np.array([work.lr, work.server_lr], np.float32) for work in works]
+        states, reports = self._training[pieces[0].group].rounds(
+            params,
+            velocity,
+            self.rows.x,
+            self.rows.y,
+            stacked(*[_words(work.key) for work in works]),
+            jax.tree.map(stacked, *[piece.cohort for piece in pieces]),
+            stacked(*[work.renormalize for work in works]),
+            stacked(*rates),
+            np.int32(count),
+        )
+        return states[:count], reports
 
     def _train_piece(self, program: Callable[..., Any], params: Params, words: Array, lr: Array, cohort: Cohort) -> Any:
         # Waiting in the thread keeps the two programs side by side; JAX alone would run them one after the other.

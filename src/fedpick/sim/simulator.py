@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 from fedpick.core.errors import InvalidInput, MissingSignal, OutOfOrder
 from fedpick.core.policy import Signal
 from fedpick.core.rng import Purpose
-from fedpick.core.types import Clients, Outcome, Probe, Selection, aggregation_weights
+from fedpick.core.types import Clients, Outcome, Probe, Selection
 from fedpick.data.types import Federation, Part
 from fedpick.sim import counter, tasks
 from fedpick.sim.accounts import Counters, Timings
 from fedpick.sim.checkpoint import read_checkpoint, write_checkpoint
 from fedpick.sim.devices import default_shards, on_cpu, require_jax
-from fedpick.sim.faults import FaultDraw, Faults
+from fedpick.sim.faults import Faults
 from fedpick.sim.local import LocalTraining
+from fedpick.sim.plan import Plan, Work, plan_round, round_key
 from fedpick.sim.rows import Rows, segment_means
 from fedpick.sim.server import ServerStep
 from fedpick.sim.tasks import Task
@@ -46,6 +47,8 @@ nobody. Otherwise one after another there: a batch waits for the client with the
 
 class Simulator:
     """A federation at work. The state is `params`, `velocity` (server momentum), `round` and `counters`.
+
+    `fuses` says whether several rounds may be one program; `simulate` does that where nobody decides in between.
 
     Args:
         federation: the clients' data.
@@ -108,6 +111,7 @@ class Simulator:
         heavy = self.num_parameters > HEAVY
         self.group = group or task.group or _default_group(heavy, equal_steps=local.steps is not None)
         self.shards = shards or (default_shards() if heavy else 1)
+        self.fuses = self.shards == 1 and not heavy
         self.velocity: Params = jax.tree.map(jax.numpy.zeros_like, self.params) if self.server.momentum else ()
         self.round = 0
         self.counters = Counters()
@@ -165,68 +169,64 @@ class Simulator:
         if round is not None and round != self.round:
             raise OutOfOrder(f"The simulator is in round {self.round}; it was asked to train round {round}.")
         with self._clock("train"):
-            chosen = selection.clients
-            draw = self._faults_of(chosen)
-            expected = ~(draw.dropped | draw.late)
-            loss = np.full(len(chosen), np.nan)
-            if Signal.OUTCOME_LOSS in report and expected.any():
-                loss[expected] = self._losses(self.params, chosen[expected])
-            self.params, self.velocity, train_loss, norm = self._train(
-                self.params, self.velocity, selection, expected, draw.poisoned
-            )
-            completed = expected & np.isfinite(norm)
-            self._count_model(chosen)
-            numbers = len(report & {Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS})
-            answers = int((~draw.dropped).sum())
-            self._count(updates_up=answers, scalars_up=numbers * answers)
-            outcome = Outcome(
-                index=self.round,
-                clients=chosen,
-                completed=completed,
-                loss=loss,
-                train_loss=np.where(completed, train_loss, np.nan),
-                duration=draw.duration,
-                update_norm=np.where(completed, norm, np.nan),
-            )
-            self.round += 1
-            return outcome
+            plan = self.plan(selection, self.round)
+            loss = np.full(len(selection.clients), np.nan)
+            if Signal.OUTCOME_LOSS in report and plan.expected.any():
+                loss[plan.expected] = self._losses(self.params, plan.work.clients)
+            return self.commit(plan, *self._train(plan.work), loss=loss, report=report)
 
-    def _train(
+    def plan(self, selection: Selection, round: int, faults: bool = True) -> Plan:
+        """What training this selection in some round means; nobody trains yet."""
+        return plan_round(
+            selection,
+            round,
+            clients=self.clients,
+            sizes=self.rows.sizes,
+            local=self.local,
+            server=self.server,
+            faults=self.faults if faults else None,
+            seed=self.seed,
+        )
+
+    def commit(
         self,
+        plan: Plan,
         params: Params,
         velocity: Params,
-        selection: Selection,
-        expected: NDArray[np.bool_],
-        poisoned: NDArray[np.bool_],
-    ) -> tuple[Params, Params, FloatArray, FloatArray]:
-        """The new (params, velocity) and (k,) training loss and norm of the update, NaN for those not expected."""
-        weights = aggregation_weights(selection, expected, self.clients)
-        losses, norms = np.full((2, len(selection.clients)), np.nan)
-        if expected.any():
-            renormalize = selection.renormalize or selection.weights is None
-            params, velocity, losses[expected], norms[expected] = self.programs.train(
-                params,
-                velocity,
-                self._round_key(),
-                selection.clients[expected],
-                weights[expected],
-                poisoned[expected],
-                renormalize,
-                self.local.lr_at(self.round),
-                self.server.lr_at(self.round),
-            )
-        return params, velocity, losses, norms
+        train_losses: NDArray[np.float32],
+        norms: NDArray[np.float32],
+        *,
+        loss: FloatArray | None = None,
+        report: frozenset[Signal] = frozenset(),
+    ) -> Outcome:
+        """Take the result of a plan for the current round, count its messages and go to the next round."""
+        chosen, draw = plan.selection.clients, plan.draw
+        train_loss, norm = np.full((2, len(chosen)), np.nan)
+        train_loss[plan.expected], norm[plan.expected] = train_losses, norms
+        completed = plan.expected & np.isfinite(norm)
+        self._count_model(chosen)
+        numbers = len(report & {Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS})
+        answers = int((~draw.dropped).sum())
+        self._count(updates_up=answers, scalars_up=numbers * answers)
+        outcome = Outcome(
+            index=self.round,
+            clients=chosen,
+            completed=completed,
+            loss=np.full(len(chosen), np.nan) if loss is None else loss,
+            train_loss=np.where(completed, train_loss, np.nan),
+            duration=draw.duration,
+            update_norm=np.where(completed, norm, np.nan),
+        )
+        self.params, self.velocity = params, velocity
+        self.round += 1
+        return outcome
 
-    def _faults_of(self, chosen: NDArray[np.int64]) -> FaultDraw:
-        if self.faults is None:
-            nobody = np.zeros(len(chosen), bool)
-            return FaultDraw(nobody, nobody, nobody, np.full(len(chosen), np.nan))
-        sizes = self.rows.sizes[chosen]
-        examples = self.local.num_steps(sizes) * np.minimum(sizes, self.local.batch_size or sizes.max(initial=0))
-        return self.faults.draw(self.seed, self.round, chosen, examples)
-
-    def _round_key(self) -> counter.Key:
-        return counter.key_from(self.seed, int(Purpose.BATCHES), self.round)
+    def _train(self, work: Work) -> tuple[Params, Params, NDArray[np.float32], NDArray[np.float32]]:
+        """The new (params, velocity), (k,) training losses and (k,) norms of the updates; nothing is committed."""
+        if len(work.clients) == 0:
+            nothing = np.empty(0, np.float32)
+            return self.params, self.velocity, nothing, nothing
+        return self.programs.train(self.params, self.velocity, work)
 
     # Measuring
 
@@ -259,8 +259,7 @@ class Simulator:
 
     def trial_params(self, selection: Selection) -> Params:
         """The model that training this selection now would give, without faults; nothing is committed."""
-        everybody = np.ones(len(selection.clients), bool)
-        return self._train(self.params, self.velocity, selection, everybody, ~everybody)[0]
+        return self._train(self.plan(selection, self.round, faults=False).work)[0]
 
     def client_losses(self, params: Params | None = None, part: Part | None = None) -> FloatArray:
         """(N,) mean loss of everybody in one pass, at the current model; NaN for a client without such data."""
@@ -307,7 +306,7 @@ class Simulator:
         sketch = self.sketch if probe.signal is Signal.UPDATE else None
         return self.programs.vectors(
             params,
-            self._round_key(),
+            round_key(self.seed, self.round),
             probe.clients,
             self.local.lr_at(self.round),
             outputs=probe.signal is Signal.OUTPUTS,
@@ -321,10 +320,14 @@ class Simulator:
     def evaluate(self) -> tuple[float, float]:
         """(loss, accuracy) on the central test set; NaN where there is none."""
         with self._clock("evaluate"):
-            if len(self.rows.test_y) == 0:
-                return float("nan"), float("nan")
-            loss, right = self.programs.measure(self.params, self.rows.test_x, self.rows.test_y)
-            return float(loss.mean(dtype=np.float64)), float(np.count_nonzero(right) / len(right))
+            return self.evaluate_model(self.params)
+
+    def evaluate_model(self, params: Params) -> tuple[float, float]:
+        """(loss, accuracy) of any model on the central test set; NaN where there is none."""
+        if len(self.rows.test_y) == 0:
+            return float("nan"), float("nan")
+        loss, right = self.programs.measure(params, self.rows.test_x, self.rows.test_y)
+        return float(loss.mean(dtype=np.float64)), float(np.count_nonzero(right) / len(right))
 
     def evaluate_clients(self, part: Part = "test") -> tuple[FloatArray, FloatArray]:
         """(N,) loss and (N,) accuracy of the current model on every client's own data."""
