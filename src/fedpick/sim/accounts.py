@@ -40,7 +40,11 @@ class Counters:
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """Seconds on this machine; never part of a result."""
+    """Seconds on this machine; never part of a result.
+
+    Of rounds that are computed ahead of their records, training and evaluation count as far as they are waited for:
+    the rest of them went on beside something else.
+    """
 
     select: float = 0.0
     """The policy's own thinking."""

@@ -11,9 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,7 +58,8 @@ class _Running:
     states: list[Any]
     """(params, velocity) before the first round and after each."""
     reports: Any
-    evaluations: list[Future[tuple[float, float]] | None]
+    evaluations: list[Any]
+    """None where there is none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +69,7 @@ class _Trained:
     after: Any
     report: Any
     evaluation: tuple[float, float] | None
-    seconds: Timings
+    waits: Timings
 
 
 class Ahead:
@@ -121,7 +120,7 @@ class Ahead:
         return unchanged and in_step and self.session.expects(trained.planned.decision)
 
     def _compute(self) -> None:
-        """Finish the rounds that are running; the next ones run while the records of these are handed out."""
+        """Wait for the rounds that are running; the next ones run while the records of these are handed out."""
         start = time.perf_counter()
         running = self._running or self._run((self.simulator.params, self.simulator.velocity), None)
         self._running = None
@@ -130,18 +129,16 @@ class Ahead:
         waiting = time.perf_counter()
         reports = np.asarray(running.reports)
         trained = time.perf_counter()
-        self._running = self._run(running.states[-1], running.rounds[-1].decision)
-        running_on = time.perf_counter()
-        evaluations = [None if evaluation is None else evaluation.result() for evaluation in running.evaluations]
+        evaluations = [None if values is None else self.simulator.test_means(values) for values in running.evaluations]
         evaluated = time.perf_counter()
         count = len(running.rounds)
-        spent = Timings(train=(trained - waiting) / count, evaluate=(evaluated - running_on) / count)
+        waits = Timings(train=(trained - waiting) / count, evaluate=(evaluated - trained) / count)
         for place, planned in enumerate(running.rounds):
             before, after = running.states[place : place + 2]
-            seconds = replace(spent, select=planned.seconds)
-            self._trained.append(_Trained(planned, before, after, reports[place], evaluations[place], seconds))
+            self._trained.append(_Trained(planned, before, after, reports[place], evaluations[place], waits))
         short = evaluated - start < SHORT_SECONDS
         self._size = min(2 * self._size, ROUNDS_AT_ONCE) if short else max(1, self._size // 2)
+        self._running = self._run(running.states[-1], running.rounds[-1].decision)
 
     def _run(self, state: Any, after: Decision | None) -> _Running | None:
         """Set the next rounds off, and decide those after them meanwhile; None where nobody can know them."""
@@ -189,12 +186,12 @@ class Ahead:
             rounds.append(self._planned.popleft())
         return rounds
 
-    def _evaluation(self, planned: _Planned, params: Any) -> Future[tuple[float, float]] | None:
+    def _evaluation(self, planned: _Planned, params: Any) -> Any:
         """The evaluation of a model, in the making."""
-        if len(self.simulator.rows.test_y) == 0 or not self.evaluated(planned.decision.context.index):
+        rows = self.simulator.rows
+        if len(rows.test_y) == 0 or not self.evaluated(planned.decision.context.index):
             return None
-        # In a thread of its own it runs beside the training of the next rounds; JAX alone would do one after the other.
-        return _evaluator().submit(self.simulator.evaluate_model, params)
+        return self.simulator.programs.measure_later(params, rows.test_x, rows.test_y)
 
     def _commit(self, trained: _Trained) -> Done:
         simulator, planned, (params, velocity) = self.simulator, trained.planned, trained.after
@@ -202,11 +199,6 @@ class Ahead:
         selection = self.session.take(planned.decision)
         outcome = simulator.commit(planned.plan, params, velocity, *planned.piece.in_order(trained.report))
         self.session.tell(outcome)
-        telling = Timings(select=time.perf_counter() - start)
-        simulator.timings = simulator.timings.plus(trained.seconds).plus(telling)
+        thinking = Timings(select=planned.seconds + time.perf_counter() - start)
+        simulator.timings = simulator.timings.plus(trained.waits).plus(thinking)
         return Done(selection, outcome, planned.mask, trained.evaluation)
-
-
-@cache
-def _evaluator() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="fedpick-evaluate")

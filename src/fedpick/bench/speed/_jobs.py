@@ -74,7 +74,7 @@ JOBS = {
             steps=5,
             batch=32,
             lr=0.02,
-            turn=20,
+            turn=60,
         ),
         Job(
             name="j3",
