@@ -196,10 +196,10 @@ def test_wrong_input_is_refused_with_code_2(fedpick, arguments, says):
 def test_a_failing_run_has_code_1(fedpick, monkeypatch):
     from fedpick.sim import Simulator
 
-    def broken(self):
+    def broken(self, clients):
         raise RuntimeError("the disk is on fire")
 
-    monkeypatch.setattr(Simulator, "evaluate", broken)
+    monkeypatch.setattr(Simulator, "_count_model", broken)
     code, _, err = fedpick("run", "spec.toml", "-p", "1", "--no-report")
     assert code == 1
     assert "the disk is on fire" in err

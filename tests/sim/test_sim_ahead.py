@@ -205,6 +205,30 @@ def test_masks_of_ones_own_are_asked_for_in_their_round():
     assert not mine.asked_early
 
 
+def test_a_session_or_a_simulator_of_ones_own_is_asked_as_ever():
+    class Counting(Simulator):
+        trained = 0
+
+        def train(self, *arguments, **options):
+            self.trained += 1
+            return super().train(*arguments, **options)
+
+    class Listening(Session):
+        asked = 0
+
+        def ask(self, **options):
+            self.asked += 1
+            return super().ask(**options)
+
+    simulator, session = start()
+    mine = Listening(session.policy, simulator.clients)
+    list(run(simulator, mine, rounds=5))
+    assert mine.asked == 5
+    counting = Counting(simulator.federation, "logistic", local=LOCAL)
+    list(run(counting, Session(session.policy, counting.clients), rounds=5))
+    assert counting.trained == 5
+
+
 @dataclass(frozen=True, kw_only=True)
 class FailsInRound(Policy[Stateless]):
     which: int

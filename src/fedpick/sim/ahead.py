@@ -92,8 +92,9 @@ class Ahead:
     ) -> None:
         self.simulator, self.session = simulator, session
         self.rounds, self.budget, self.availability, self.evaluated = rounds, budget, availability, evaluated
-        # A mask of somebody else's making may depend on what happened before.
-        self._possible = simulator.fuses and (availability is None or isinstance(availability, Trace))
+        # What somebody made himself may do more in `ask` or `train`, and his masks may depend on what happened before.
+        plain = type(session) is Session and type(simulator) is Simulator
+        self._possible = plain and simulator.fuses and (availability is None or isinstance(availability, Trace))
         self._size = 1
         self._planned: deque[_Planned] = deque()
         self._running: _Running | None = None
