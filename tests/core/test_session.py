@@ -164,6 +164,52 @@ def test_order_of_calls_is_checked():
         session.tell(empty)
 
 
+@pytest.mark.parametrize("policy", ["uniform", "md", "fedgs", "unbiased", "more-available", "adafed", "f3ast"])
+def test_what_is_foreseen_is_what_will_be_asked(policy):
+    count = 20
+    clients = Clients(
+        num_examples=np.arange(1, count + 1),
+        label_histogram=np.random.default_rng(0).integers(0, 5, (count, 3)),
+        availability=np.full(count, 0.5),
+        correlation=np.zeros(count),
+    )
+    masks = np.random.default_rng(1).random((12, count)) < 0.5
+    masks[4] = False
+    ahead, asked = (Session(fedpick.policies.get(policy), clients, seed=3) for _ in range(2))
+    decisions = []
+    for mask in masks:
+        decisions.append(ahead.foresee(available=mask, budget=4, after=decisions[-1] if decisions else None))
+    assert ahead.round == 0
+    for mask, decision in zip(masks, decisions, strict=True):
+        assert ahead.expects(decision)
+        taken, selection = ahead.take(decision), asked.ask(available=mask, budget=4)
+        np.testing.assert_array_equal(taken.clients, selection.clients)
+        assert np.array_equal(taken.weights, selection.weights) or taken.weights is selection.weights is None
+        assert taken.diagnostics.keys() == selection.diagnostics.keys()
+        for session in (ahead, asked):
+            session.tell(done(session, selection))
+    for name, value in vars(asked.state).items():
+        np.testing.assert_array_equal(vars(ahead.state)[name], value)
+
+
+def test_a_decision_that_no_longer_fits_is_not_taken():
+    session = Session(fedpick.policies.get("uniform"), Clients(num_examples=np.ones(5)))
+    first = session.foresee(budget=2)
+    second = session.foresee(budget=2, after=first)
+    with pytest.raises(OutOfOrder, match="foreseen for round 1"):
+        session.take(second)
+    session.grow(Clients(num_examples=np.ones(6)))
+    with pytest.raises(OutOfOrder, match="Ask instead"):
+        session.take(first)
+    session.take(session.foresee(budget=2))
+
+
+def test_nobody_foresees_what_depends_on_the_clients():
+    recorder = Session(Recorder(), Clients(num_examples=np.ones(5)))
+    assert recorder.foresee(budget=2) is None
+    assert Session(fedpick.policies.get("pow-d"), Clients(num_examples=np.ones(5))).foresee(budget=2) is None
+
+
 def test_an_outcome_in_another_order_is_put_in_order(monkeypatch):
     session = Session(Recorder(probes=False), CLIENTS)
     seen = {}
