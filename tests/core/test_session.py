@@ -208,6 +208,7 @@ def test_nobody_foresees_what_depends_on_the_clients():
     recorder = Session(Recorder(), Clients(num_examples=np.ones(5)))
     assert recorder.foresee(budget=2) is None
     assert Session(fedpick.policies.get("pow-d"), Clients(num_examples=np.ones(5))).foresee(budget=2) is None
+    assert Session(Recorder(probes=False), Clients(num_examples=np.ones(5))).foresee(budget=2) is not None
 
 
 def test_an_outcome_in_another_order_is_put_in_order(monkeypatch):

@@ -1,6 +1,6 @@
 """Rounds computed ahead of their records: the same numbers, and nothing of them to be seen before their time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import jax
@@ -54,8 +54,10 @@ def one_by_one(*arguments, **options):
 
 @pytest.fixture
 def programs_run(monkeypatch):
-    """How many rounds each call of the two programs was for."""
+    """How many rounds each call of the two programs was for, on a machine that is never busy."""
     from fedpick.sim.programs import Programs
+
+    monkeypatch.setattr(ahead, "SHORT_SECONDS", np.inf)
 
     together, alone = [], []
     train_rounds, train = Programs.train_rounds, Programs.train
@@ -111,7 +113,6 @@ def test_the_numbers_do_not_depend_on_which_rounds_share_a_program(monkeypatch, 
     assert max(together) > 4
     together.clear()
 
-    simulator, session = start()
     records = []
     for stop in (1, 3, 4, 11, 27, ROUNDS):
         again, session_again = start()
@@ -131,7 +132,7 @@ def test_the_numbers_do_not_depend_on_which_rounds_share_a_program(monkeypatch, 
     assert not alone
 
 
-def test_between_two_records_everything_is_at_the_round_of_the_last_one(tmp_path):
+def test_between_two_records_everything_is_at_the_round_of_the_last_one():
     simulator, session = start("f3ast")
     other, other_session = one_by_one("f3ast")
     for record, _ in zip(run(simulator, session, evaluate_every=1), run(other, other_session), strict=True):
@@ -146,8 +147,32 @@ def clear_the_model(simulator, session):
     simulator.params = jax.tree.map(np.zeros_like, simulator.params)
 
 
+def clear_a_layer_in_place(simulator, session):
+    simulator.params["dense0"]["weight"] = np.zeros_like(simulator.params["dense0"]["weight"])
+
+
 def forgive(simulator, session):
     simulator.faults = None
+
+
+def slow_down(simulator, session):
+    simulator.local = replace(simulator.local, lr=1e-3)
+
+
+def stop_the_server(simulator, session):
+    simulator.server = replace(simulator.server, lr=1e-9)
+
+
+def draw_others(simulator, session):
+    simulator.seed = 99
+
+
+def choose_otherwise(simulator, session):
+    session.policy = registry.get("uniform", weighting="equal")
+
+
+def choose_others(simulator, session):
+    session.seed = 99
 
 
 def train_somebody_else(simulator, session):
@@ -161,7 +186,13 @@ def begin_again(simulator, session):
     assert type(fresh_session.state) is type(session.state)
 
 
-@pytest.mark.parametrize("change", [clear_the_model, forgive, train_somebody_else, begin_again])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(clear_the_model, clear_a_layer_in_place, forgive, slow_down, stop_the_server, draw_others, choose_otherwise),
+        *(choose_others, train_somebody_else, begin_again),
+    ],
+)
 def test_who_changes_something_between_two_records_is_heard(change):
     results = []
     for simulator, session in (start(), one_by_one()):
@@ -172,6 +203,7 @@ def test_who_changes_something_between_two_records_is_heard(change):
     for ours, theirs in zip(*results, strict=True):
         assert ours.index == theirs.index
         np.testing.assert_array_equal(ours.outcome.clients, theirs.outcome.clients)
+        np.testing.assert_array_equal(ours.weights, theirs.weights)
         np.testing.assert_array_equal(ours.outcome.completed, theirs.outcome.completed)
         np.testing.assert_allclose(ours.outcome.update_norm, theirs.outcome.update_norm, rtol=1e-4, atol=1e-6)
 
@@ -184,8 +216,28 @@ def test_a_policy_that_asks_or_learns_gets_what_it_needs_first(policy, programs_
     assert not programs_run[0]
 
 
+def test_who_changes_the_model_after_every_round_pays_little_for_what_is_thrown_away(programs_run):
+    simulator, session = start()
+    for _ in run(simulator, session, rounds=200):
+        simulator.params = jax.tree.map(lambda leaf: leaf * 0.99, simulator.params)
+    assert sum(programs_run[0]) < 1.2 * 200
+
+
+def test_losses_are_measured_when_nothing_else_is_running(monkeypatch):
+    """They would wait for it in any case, and be blamed for the time."""
+    calls = []
+    settle, client_losses = ahead.Ahead.settle, Simulator.client_losses
+    monkeypatch.setattr(ahead.Ahead, "settle", lambda self: (calls.append("settle"), settle(self))[1])
+    monkeypatch.setattr(Simulator, "client_losses", lambda self: (calls.append("losses"), client_losses(self))[1])
+    simulator, session = start()
+    list(run(simulator, session, rounds=20, losses_every=4))
+    assert calls == ["settle", "losses"] * 5
+
+
 def test_a_large_model_is_trained_round_by_round(programs_run):
-    simulator, session = start(task="mlp", shards=2)
+    federation = make_federation(sizes=(20,) * 12, shape=(100,))
+    simulator = Simulator(federation, "mlp", local=LOCAL, shards=1)
+    session = Session(registry.get("uniform"), simulator.clients)
     assert len(list(run(simulator, session, rounds=3))) == 3
     assert not programs_run[0]
 

@@ -28,8 +28,6 @@ __all__ = ["Decision", "Session"]
 
 Measure = Callable[[Probe], ArrayLike]
 
-_MEASURED = {Signal.LOSS, Signal.TRIAL, Signal.UPDATE, Signal.OUTPUTS}
-
 
 @dataclass(frozen=True, eq=False)
 class Decision:
@@ -126,7 +124,8 @@ class Session:
 
         None where nobody can know yet: the policy learns from outcomes, or asks the clients before it chooses.
         """
-        if type(self.policy).observe is not Policy.observe or self.policy.needs & _MEASURED:
+        asks = any(not signal.startswith("clients.") for signal in self.policy.needs)
+        if asks or type(self.policy).observe is not Policy.observe:
             return None
         index, state = (self.round, self._state) if after is None else (after.context.index + 1, after.state)
         context = self._context(index, available, budget)

@@ -168,13 +168,11 @@ def _rounds(
     while simulator.round < rounds:
         index, before = simulator.round, simulator.timings
         done = ahead.next() or _one_round(simulator, session, availability, budget, report)
-        looks = _look(
-            simulator,
-            done.evaluation,
-            evaluate=due(intervals.evaluate_every, index),
-            losses=due(intervals.losses_every, index),
-            local_accuracy=due(intervals.local_accuracy_every, index),
-        )
+        losses, local = due(intervals.losses_every, index), due(intervals.local_accuracy_every, index)
+        if losses or local:
+            ahead.settle()
+        evaluate = due(intervals.evaluate_every, index)
+        looks = _look(simulator, done.evaluation, evaluate=evaluate, losses=losses, local_accuracy=local)
         record = RoundRecord(
             index=index,
             selection=done.selection,

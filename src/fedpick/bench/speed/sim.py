@@ -210,7 +210,8 @@ def _job_lines(name: str, job: dict[str, Any]) -> list[str]:
             f"| {' | ' if engine == 'fedpick' else ratio} | {start} | {accuracy} | {found['largest_difference']:.1e} |"
         )
     spent = ", ".join(f"{what} {value:.2f} ms" for what, value in job["milliseconds_per_round"].items() if value)
-    lines += ["", f"Fedpick's time per round: {spent}. The largest weight is {job['largest_weight']:.2g}."]
+    lines += ["", f"Fedpick's time per round, as far as it was waited for: {spent}."]
+    lines.append(f"The largest weight is {job['largest_weight']:.2g}.")
     lines.append(f"Load of the machine at the end: {job['load']:.1f} on {os.cpu_count()} cores.")
     if "bound_rounds_per_second" in job:
         by_turn = ", ".join(f"{percent:.0f}" for percent in job["percent_of_bound_by_turn"])
