@@ -182,9 +182,6 @@ def _time_columns() -> list[Column]:
     return [seconds(part) for part in analysis.parts_of_a_round()]
 
 
-_WAITED = "Of rounds computed ahead of their records, training and evaluation count as far as they were waited for."
-
-
 def _table(title: str, columns: list[Column], policies: tuple[PolicyResults, ...], note: str = "") -> Table:
     lines = tuple(
         (policy.label, tuple(analysis.over_seeds(policy, column.measure) for column in columns)) for policy in policies
@@ -204,7 +201,7 @@ def tables_of(results: Results, window: int = 1) -> list[Table]:
     return [
         _table(f"{results.experiment.title}: accuracy", _accuracy_columns(results, window), results.policies, note),
         _table("Cost and fairness", _cost_columns(results), results.policies),
-        _table("Time per round (mean over the second half)", _time_columns(), results.policies, _WAITED),
+        _table("Time waited for, per round (mean over the second half)", _time_columns(), results.policies),
     ]
 
 
