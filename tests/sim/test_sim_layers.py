@@ -44,11 +44,14 @@ def loss(layer, x, kernel, padding):
     return (layers.convolution(layer, x, kernel, padding) ** 2).sum()
 
 
+@pytest.mark.parametrize("repeated", [1, 10, 50])
 @pytest.mark.parametrize(("kernel", "padding"), [(3, 0), (5, 2), (5, 0)])
-def test_gradients_for_cpus_are_jaxs_own_also_for_several_clients_at_once(monkeypatch, kernel, padding):
+def test_gradients_for_cpus_are_jaxs_own_also_for_several_clients_at_once(monkeypatch, kernel, padding, repeated):
+    """And for mini-batches that are convolved in parts: 20 and 100 examples."""
     import jax
 
     x, layer, _ = case(kernel, padding)
+    x = np.concatenate([x * (1 - 0.01 * index) for index in range(repeated)])
     gradient = jax.grad(loss, argnums=(0, 1))
     monkeypatch.setattr(layers, "on_cpu", lambda: False)
     expected = [gradient(layer, images, kernel, padding) for images in (x, x + 1)]

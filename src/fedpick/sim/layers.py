@@ -31,6 +31,8 @@ __all__ = [
 
 Array = Any
 
+FEW_EXAMPLES, MOST_PARTS = 8, 8
+"""Of a mini-batch, in a convolution on a CPU; every part makes the program longer."""
 FEW_CLASSES = 16
 """Measured with 10; the program grows with every class, and beyond a few the passes no longer matter."""
 
@@ -87,6 +89,16 @@ def _convolve_on_cpu(weight: Array, x: Array, padding: int) -> Array:
     return _one_after_another(weight, x, padding)
 
 
+def _parts(count: int) -> list[slice]:
+    """Some examples at a time: XLA writes out all patches that it multiplies, and those of a few fit into the cache."""
+    size = -(-count // min(MOST_PARTS, max(1, count // FEW_EXAMPLES)))
+    return [slice(first, first + size) for first in range(0, count, size)]
+
+
+def _few_at_a_time(weight: Array, x: Array, padding: int) -> Array:
+    return jnp.concatenate([_one_after_another(weight, x[part], padding) for part in _parts(len(x))])
+
+
 def _one_after_another(weight: Array, x: Array, padding: int) -> Array:
     # Not typed by JAX.
     each = jax.custom_batching.sequential_vmap(partial(_convolve, padding=padding))  # type: ignore[no-untyped-call]
@@ -94,15 +106,23 @@ def _one_after_another(weight: Array, x: Array, padding: int) -> Array:
 
 
 def _convolve_forward(weight: Array, x: Array, padding: int) -> tuple[Array, tuple[Array, Array]]:
-    return _one_after_another(weight, x, padding), (weight, x)
+    return _few_at_a_time(weight, x, padding), (weight, x)
 
 
 def _convolve_backward(padding: int, saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     weight, x = saved
     turned = jnp.transpose(weight[::-1, ::-1], (0, 1, 3, 2))
-    by_x = _one_after_another(turned, gradient, weight.shape[0] - 1 - padding)
+    by_x = _few_at_a_time(turned, gradient, weight.shape[0] - 1 - padding)
     # Channels take the place of the examples, and the examples are summed over.
-    by_weight = _one_after_another(jnp.transpose(gradient, (1, 2, 0, 3)), jnp.transpose(x, (3, 1, 2, 0)), padding)
+    by_weight = reduce(
+        jnp.add,
+        [
+            _one_after_another(
+                jnp.transpose(gradient[part], (1, 2, 0, 3)), jnp.transpose(x[part], (3, 1, 2, 0)), padding
+            )
+            for part in _parts(len(x))
+        ],
+    )
     return jnp.transpose(by_weight, (1, 2, 0, 3)), by_x
 
 
