@@ -176,7 +176,7 @@ def choose_others(simulator, session):
 
 
 def train_somebody_else(simulator, session):
-    session.tell(simulator.train(Selection(clients=session.ask(available=Varying(12, 0).mask(12)).clients)))
+    session.tell(simulator.train(Selection(clients=session.ask(available=Varying(12, 0).mask(session.round)).clients)))
 
 
 def begin_again(simulator, session):
@@ -193,11 +193,13 @@ def begin_again(simulator, session):
         *(choose_others, train_somebody_else, begin_again),
     ],
 )
-def test_who_changes_something_between_two_records_is_heard(change):
+@pytest.mark.parametrize("when", [5, 12, 15, 16, 23])
+def test_who_changes_something_between_two_records_is_heard(change, when):
+    """In the middle of what was computed ahead, and where the next rounds are only running."""
     results = []
     for simulator, session in (start(), one_by_one()):
         records = run(simulator, session)
-        before = list(islice(records, 12))
+        before = list(islice(records, when))
         change(simulator, session)
         results.append([*before, *islice(records, 12)])
     for ours, theirs in zip(*results, strict=True):

@@ -65,8 +65,10 @@ class _Results(NamedTuple):
 @dataclass(eq=False)
 class _Running:
     rounds: list[_Planned]
+    before: list[Any]
+    """The arrays of the model and the momentum that the first round began with."""
     states: list[Any]
-    """(params, velocity) before the first round and after each."""
+    """(params, velocity) after each round."""
     reports: Any
     evaluations: list[Any]
     """None where there is none."""
@@ -138,12 +140,13 @@ class Ahead:
         if self._trained:
             planned, before = self._trained[0].planned, self._trained[0].before
         elif self._running is not None:
-            planned, before = self._running.rounds[0], _arrays(self._running.states[0])
+            planned, before = self._running.rounds[0], self._running.before
         else:
             return True
         simulator, session = self.simulator, self.session
         now = [*_arrays((simulator.params, simulator.velocity)), *self._setting()]
-        unchanged = all(new is old for new, old in zip(now, [*before, *planned.setting], strict=True))
+        then = [*before, *planned.setting]
+        unchanged = len(now) == len(then) and all(new is old for new, old in zip(now, then, strict=True))
         return unchanged and simulator.round == session.round and session.expects(planned.decision)
 
     def _setting(self) -> tuple[Any, ...]:
@@ -159,10 +162,13 @@ class Ahead:
         reports, evaluations, waits = running.results or self._wait(running)
         count, waiting = len(running.rounds), running.handing_over + waits.train
         share = Timings(train=waiting / count, evaluate=waits.evaluate / count)
-        for place, planned in enumerate(running.rounds):
-            before, after = running.states[place : place + 2]
+        before = running.before
+        for planned, after, report, evaluation in zip(
+            running.rounds, running.states, reports, evaluations, strict=True
+        ):
             seconds = planned.seconds.plus(share)
-            self._trained.append(_Trained(planned, _arrays(before), after, reports[place], evaluations[place], seconds))
+            self._trained.append(_Trained(planned, before, after, report, evaluation, seconds))
+            before = _arrays(after)
         if self._careful:
             self._careful -= 1
             return
@@ -177,7 +183,9 @@ class Ahead:
         trained = time.perf_counter()
         evaluations = [None if values is None else self.simulator.test_means(values) for values in running.evaluations]
         end = time.perf_counter()
-        return _Results(reports, evaluations, Timings(train=trained - start, evaluate=end - trained))
+        return _Results(
+            reports[: len(running.rounds)], evaluations, Timings(train=trained - start, evaluate=end - trained)
+        )
 
     def _run(self, state: Any, after: Decision | None) -> _Running | None:
         """Set the next rounds off, and decide those after them meanwhile; None where nobody can know them."""
@@ -185,14 +193,14 @@ class Ahead:
         rounds = self._together()
         if not rounds:
             return None
-        start, (params, velocity) = time.perf_counter(), state
+        start, (params, velocity), before = time.perf_counter(), state, _arrays(state)
         works, pieces = [planned.plan.work for planned in rounds], [planned.piece for planned in rounds]
         states, reports = self.simulator.programs.train_rounds(params, velocity, works, pieces)
         evaluations = [self._evaluation(planned, params) for planned, (params, _) in zip(rounds, states, strict=True)]
         handing_over = time.perf_counter() - start
         if not self._careful:
             self._plan(rounds[-1].decision)
-        return _Running(rounds, [state, *states], reports, evaluations, handing_over)
+        return _Running(rounds, before, states, reports, evaluations, handing_over)
 
     def _plan(self, after: Decision | None) -> None:
         """Decide as many rounds as are to be taken together."""
