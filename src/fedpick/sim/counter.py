@@ -79,8 +79,8 @@ def permute(key: Key, position: Any, size: Any, rolled: bool = False) -> Any:
     """Where `position` (uint32, 0..size-1) goes in a random permutation of 0..size-1, as int32.
 
     Positions beyond the end give some valid position: mask them afterwards. `size` is a uint32 of 1..2**31. `rolled`,
-    for JAX: as a loop, which takes a third of the time for some hundred positions or more. Otherwise XLA takes one
-    position after another through all turns, and every turn waits for the one before it.
+    for JAX: as a loop, which is faster for some hundred positions or more. Otherwise XLA takes one position after
+    another through all turns, and every turn waits for the one before it.
     """
     # The root rounded up; numpy and XLA round it alike, as IEEE 754 asks. Rows and columns of one odd length would only
     # ever give even permutations.

@@ -196,9 +196,17 @@ def rounds_program(
     """
     one_round = round_program(task, local, server, batch, group)
 
-    def program(params: Params, velocity: Params, x: Array, y: Array, words: Array, cohorts: Cohort, *rest: Any) -> Any:
-        renormalize, rates, count = rest
-
+    def program(
+        params: Params,
+        velocity: Params,
+        x: Array,
+        y: Array,
+        words: Array,
+        cohorts: Cohort,
+        renormalize: Array,
+        rates: Array,
+        count: Array,
+    ) -> Any:
         def body(index: Array, carry: Any) -> Any:
             state, states, reports = carry
             cohort = jax.tree.map(lambda leaf: leaf[index], cohorts)

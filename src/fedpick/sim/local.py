@@ -151,7 +151,7 @@ def batch_positions(
     return counter.permute(counter.fold(client_key, epoch), position, size, rolled), position < size
 
 
-def client_trainer(task: Task, local: LocalTraining, batch: int, group: int = 1) -> Callable[..., tuple[Params, Array]]:
+def client_trainer(task: Task, local: LocalTraining, batch: int, group: int) -> Callable[..., tuple[Params, Array]]:
     """The function (params, x, y, start, size, client_key, num_steps, lr) -> (update, mean training loss), for JAX.
 
     `x` and `y` hold all clients' rows; this client's training rows are start..start+size-1. `group`: for how many

@@ -213,14 +213,15 @@ class Programs:
         self, params: Params, x: Array, y: Array, rows: NDArray[np.int32] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The loss of every row of x, or of some, and whether it is answered right (0 or 1)."""
-        if rows is None:
-            count, padded, program = len(x), np.zeros(0, np.int32), self._whole
-        else:
-            count, padded, program = len(rows), np.zeros(bucket(len(rows), 64), np.int32), self._gathered
-            padded[:count] = rows
+        count = len(x) if rows is None else len(rows)
         if count == 0:
             return np.empty(0, np.float32), np.empty(0, np.float32)
-        values = np.asarray(program(params, x, y, padded, np.int32(count)))[:count]
+        if rows is None:
+            values = np.asarray(self.measure_later(params, x, y))
+        else:
+            padded = np.zeros(bucket(count, 64), np.int32)
+            padded[:count] = rows
+            values = np.asarray(self._gathered(params, x, y, padded, np.int32(count)))[:count]
         return values.real, values.imag
 
     def measure_later(self, params: Params, x: Array, y: Array) -> Array:
