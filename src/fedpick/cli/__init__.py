@@ -20,17 +20,19 @@ INTERRUPTED = 3
 def main() -> None:
     """The entry point of the program `fedpick`."""
     try:
-        import click
+        import typer
 
         from fedpick.cli.app import app
     except ModuleNotFoundError as error:
         sys.stderr.write(f"fedpick's commands need {error.name!r}. Install it with: pip install 'fedpick[cli]'\n")
         sys.exit(FAILURE)
+    # Typer is built on click up to 0.25 and carries its own copy from 0.26 on; its public classes lead to either.
+    usage_error, abort = typer.BadParameter.__mro__[2], typer.Abort
     try:
         code = app(standalone_mode=False)
-    except click.exceptions.Abort:
+    except abort:
         code = INTERRUPTED
-    except click.ClickException as error:
+    except usage_error as error:
         error.show()
         code = BAD_INPUT
     except KeyboardInterrupt:

@@ -6,14 +6,11 @@ import functools
 import importlib
 import pkgutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
-
-if TYPE_CHECKING:
-    import click
 
 __all__ = ["app"]
 
@@ -23,12 +20,12 @@ _PACKAGE = "fedpick.bench.speed"
 class _SpeedGroup(TyperGroup):
     """Imports a benchmark only when it is called for."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: typer.Context) -> list[str]:
         """See click."""
         package = importlib.import_module(_PACKAGE)
         return sorted(item.name for item in pkgutil.iter_modules(package.__path__) if not item.name.startswith("_"))
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:
         """See click."""
         if cmd_name not in self.list_commands(ctx):
             return None
