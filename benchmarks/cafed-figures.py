@@ -17,10 +17,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedpick.bench.store_read import Experiment, Reader
+from benchmarks.paper_figures import draw_decisions, draw_over
+from fedpick.experiments.store_read import Experiment, Reader
 from fedpick.report.charts_base import opened, read_material
 from fedpick.report.charts_clients import raster_chart
-from fedpick.report.paper_figures import draw_decisions, draw_over
 from fedpick.report.parameters import over_setting
 from fedpick.report.tables import to_markdown
 from fedpick.report.tables_groups import group_table

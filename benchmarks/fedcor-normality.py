@@ -14,10 +14,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedpick.bench.simulation import build
-from fedpick.bench.spec import load_spec
+from benchmarks.paper_figures import draw_components
 from fedpick.core.rng import Purpose, stream
-from fedpick.report.paper_figures import draw_components
+from fedpick.experiments.simulation import build
+from fedpick.experiments.spec import load_spec
 from fedpick.theory.fedcor import henze_zirkler, normality, principal_components, sample_loss_changes
 
 FIGURE = Path(__file__).parents[1] / "docs/figures/fedcor-normality.png"

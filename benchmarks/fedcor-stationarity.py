@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedpick.bench.simulation import build
-from fedpick.bench.spec import Spec, load_spec
+from benchmarks.paper_figures import draw_similarities
 from fedpick.core.rng import Purpose, stream
-from fedpick.report.paper_figures import draw_similarities
+from fedpick.experiments.simulation import build
+from fedpick.experiments.spec import Spec, load_spec
 from fedpick.theory.fedcor import covariance_similarity, sample_loss_changes
 
 FIGURE = Path(__file__).parents[1] / "docs/figures/fedcor-stationarity.png"

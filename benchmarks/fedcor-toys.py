@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.paper_figures import draw_choices, draw_picks
 from fedpick.core.rng import Purpose, stream
-from fedpick.policies._gaussian import discounted_mean, fit, select_greedy
-from fedpick.report.paper_figures import draw_choices, draw_picks
+from fedpick.policies._gp import discounted_mean, fit, select_greedy
 
 FOLDER = Path(__file__).parents[1] / "docs/figures"
 STEPS, RATE = 20, 0.5

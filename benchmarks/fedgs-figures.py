@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.paper_figures import draw_counts, draw_loss_curves, draw_rasters
 from fedpick import policies
-from fedpick.bench.simulation import clients_and_trace, federation_of
-from fedpick.bench.spec import Spec, load_spec
 from fedpick.core.session import Session
 from fedpick.core.types import Clients, Outcome
+from fedpick.experiments.simulation import clients_and_trace, federation_of
+from fedpick.experiments.spec import Spec, load_spec
 from fedpick.report.charts_base import opened
-from fedpick.report.paper_figures import draw_counts, draw_loss_curves, draw_rasters
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent / "docs/figures"

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from fedpick import data
-from fedpick.bench.simulation import FederatedRun, build
-from fedpick.bench.spec import load_spec
 from fedpick.core.policy import Signal
 from fedpick.core.types import Clients, Probe
+from fedpick.experiments.simulation import FederatedRun, build
+from fedpick.experiments.spec import load_spec
 from fedpick.theory.fedgs import best_edge_scores, draw_graph, edge_scores, graph_similarities
 
 FIGURE = Path(__file__).parents[1] / "docs/figures/fedgs-graph.png"

@@ -24,12 +24,12 @@ MAY_IMPORT = {
     "private": {"core"},
     "data": {"core", "availability"},
     "sim": {"core", "availability", "data", "policies"},
-    "bench": {"core", "availability", "data", "policies", "sim", "testing", "theory"},
-    "report": {"core", "availability", "data", "policies", "bench", "theory"},
+    "experiments": {"core", "availability", "data", "policies", "sim", "testing", "theory"},
+    "report": {"core", "availability", "data", "policies", "experiments", "theory"},
     "flower": {"core", "policies"},
     "__main__": {"cli"},
     "cli": {
-        *("core", "availability", "data", "policies", "sim", "bench", "report", "testing", "flower"),
+        *("core", "availability", "data", "policies", "sim", "experiments", "report", "testing", "flower"),
         *("theory", "private"),
     },
 }

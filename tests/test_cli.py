@@ -206,7 +206,7 @@ def test_a_failing_run_has_code_1(fedpick, monkeypatch):
 
 
 def test_an_interrupted_run_has_code_3_and_says_how_to_go_on(fedpick, monkeypatch):
-    from fedpick.bench.engines import StopFlag
+    from fedpick.experiments.executors import StopFlag
 
     monkeypatch.setattr(StopFlag, "__call__", lambda self: True)
     code, _, err = fedpick("run", "spec.toml", "-p", "1", "--no-report")
@@ -252,7 +252,7 @@ def test_a_damaged_store_is_told_in_a_sentence(fedpick, tmp_path):
 
 
 def test_what_is_our_mistake_keeps_its_traceback(fedpick, monkeypatch):
-    from fedpick.bench import spec
+    from fedpick.experiments import spec
 
     def broken(path):
         raise ZeroDivisionError

@@ -82,9 +82,9 @@ SHOWING = [page for page in PAGES if "```python" in page.read_text() and page.na
 def results(tmp_path_factory):
     """A directory with an experiment."""
     pytest.importorskip("jax", reason="the simulator is not installed: pip install 'fedpick[sim]'")
-    from fedpick.bench.runner import run
-    from fedpick.bench.spec import load_spec
-    from fedpick.bench.store import Store
+    from fedpick.experiments.runner import run
+    from fedpick.experiments.spec import load_spec
+    from fedpick.experiments.store import Store
 
     directory = tmp_path_factory.mktemp("experiment")
     (directory / "my.toml").write_text(SPEC)

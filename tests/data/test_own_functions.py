@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from fedpick import data
-from fedpick.bench.runner import run
-from fedpick.bench.spec import SpecError, load_spec
-from fedpick.bench.store import Store
-from fedpick.core import targets
+from fedpick.core import imports
 from fedpick.core.errors import FedpickError, InvalidInput, UnknownName
+from fedpick.experiments.runner import run
+from fedpick.experiments.spec import SpecError, load_spec
+from fedpick.experiments.store import Store
 from fedpick.sim import tasks
 
 MODULE = '''
@@ -101,7 +101,7 @@ name = "uniform"
 def module(tmp_path, monkeypatch):
     """The name of a module beside which specs can be written, but where nobody works."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(targets, "_directories", [])
+    monkeypatch.setattr(imports, "_directories", [])
     name = f"own_{abs(hash(tmp_path))}"
     (tmp_path / "beside").mkdir()
     (tmp_path / "beside" / f"{name}.py").write_text(MODULE)

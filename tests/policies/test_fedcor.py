@@ -12,7 +12,7 @@ import pytest
 import fedpick
 from fedpick import Clients, Outcome, Session, Signal, testing
 from fedpick.core.errors import InvalidInput, MissingSignal
-from fedpick.policies import _gaussian as gaussian
+from fedpick.policies import _gp as gaussian
 
 
 class World:

@@ -12,8 +12,8 @@ import pytest
 import fedpick
 from fedpick import Clients, Outcome, Session, Signal
 from fedpick.core.errors import InvalidInput, MissingSignal
+from fedpick.policies._cohort_search import best_cohort
 from fedpick.policies._graph import GraphRule, build_graph
-from fedpick.policies._swaps import best_cohort
 from fedpick.testing import check_policy
 from fedpick.theory.fedgs import mean_cohort_distance
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedpick.policies import _gaussian as gaussian
+from fedpick.policies import _gp as gaussian
 
 
 def dense_algorithm_1(covariance, importance, alpha, eligible, count, observation_noise=0.0):

@@ -6,9 +6,9 @@ import json
 
 import numpy as np
 
-from fedpick.bench.records import RoundRecord
-from fedpick.bench.spec import Named, PolicySpec, Spec
-from fedpick.bench.store import Store
+from fedpick.experiments.records import RoundRecord
+from fedpick.experiments.spec import Named, PolicySpec, Spec
+from fedpick.experiments.store import Store
 
 HOSTILE = '<i>a & "b"</script>'
 

@@ -7,11 +7,11 @@ import pytest
 from report_store import make_spec, make_store
 
 from fedpick import availability
-from fedpick.bench.records import RoundRecord
-from fedpick.bench.spec import Named
-from fedpick.bench.store import Store
 from fedpick.core.errors import InvalidInput
 from fedpick.core.types import Clients
+from fedpick.experiments.records import RoundRecord
+from fedpick.experiments.spec import Named
+from fedpick.experiments.store import Store
 from fedpick.report import accounting, analysis, tables
 from fedpick.report.charts import sections_of
 from fedpick.report.charts_base import read_material

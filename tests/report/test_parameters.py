@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from report_store import make_spec, make_store
 
-from fedpick.bench.spec import Named, PolicySpec
 from fedpick.core.errors import InvalidInput, UnknownName
+from fedpick.experiments.spec import Named, PolicySpec
 from fedpick.report import analysis, parameters, write_figures, write_report
 from fedpick.report.charts import sections_of
 from fedpick.report.charts_base import numbers, read_material

@@ -6,8 +6,8 @@ import io
 import numpy as np
 import pytest
 
-from fedpick.bench.store_read import Experiment, Run
 from fedpick.core.errors import InvalidInput, UnknownName
+from fedpick.experiments.store_read import Experiment, Run
 from fedpick.report import analysis, tables
 from fedpick.report.analysis import PolicyResults, Quantity, Results, RunResults
 

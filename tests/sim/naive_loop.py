@@ -10,8 +10,8 @@ import numpy as np
 from fedpick.core.rng import Purpose
 from fedpick.core.types import aggregation_weights
 from fedpick.data.types import Federation
-from fedpick.sim import counter
-from fedpick.sim.local import batch_positions
+from fedpick.sim import hashing
+from fedpick.sim.jax_engine.training import batch_positions
 
 
 def make_federation(
@@ -74,8 +74,8 @@ def quadratic_federation(num_clients=6, dimension=4, seed=0):
 
 
 def client_key(seed, round, client):
-    base = counter.key_from(seed, int(Purpose.BATCHES), round)
-    return counter.fold(base, np.array([client], np.uint32))
+    base = hashing.key_from(seed, int(Purpose.BATCHES), round)
+    return hashing.fold(base, np.array([client], np.uint32))
 
 
 def client_batches(simulator, client, round):
@@ -132,7 +132,7 @@ def train_client(simulator, params, client, round):
     velocity = jax.tree.map(np.zeros_like, weights)
     losses = []
     for step, rows in enumerate(client_batches(simulator, client, round)):
-        words = counter.fold(client_key(simulator.seed, round, client), ~np.array([step], np.uint32))
+        words = hashing.fold(client_key(simulator.seed, round, client), ~np.array([step], np.uint32))
         loss, gradient = gradient_of(simulator, weights, rows, words)
         losses.append(loss)
         gradient = jax.tree.map(

@@ -55,7 +55,7 @@ def one_by_one(*arguments, **options):
 @pytest.fixture
 def programs_run(monkeypatch):
     """How many rounds each call of the two programs was for, on a machine that is never busy."""
-    from fedpick.sim.programs import Programs
+    from fedpick.sim.jax_engine.engine import Programs
 
     monkeypatch.setattr(ahead, "SHORT_SECONDS", np.inf)
 

@@ -8,39 +8,39 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from fedpick.sim import counter
+from fedpick.sim import hashing
 
 
 def on_device(key):
-    return counter.Key(jnp.asarray(key.high), jnp.asarray(key.low))
+    return hashing.Key(jnp.asarray(key.high), jnp.asarray(key.low))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 600, 1024, 99_999])
 def test_permute_is_a_permutation_with_the_same_bits_on_numpy_and_jax(size):
-    key = counter.key_from(3, size)
+    key = hashing.key_from(3, size)
     positions = np.arange(size, dtype=np.uint32)
-    permuted = counter.permute(key, positions, np.array([size], np.uint32))
+    permuted = hashing.permute(key, positions, np.array([size], np.uint32))
     np.testing.assert_array_equal(np.sort(permuted), positions)
     for rolled in (False, True):
-        program = jax.jit(partial(counter.permute, rolled=rolled))
+        program = jax.jit(partial(hashing.permute, rolled=rolled))
         compiled = program(on_device(key), jnp.asarray(positions), jnp.uint32(size))
         np.testing.assert_array_equal(np.asarray(compiled), permuted)
 
 
 def test_positions_beyond_the_end_stay_inside():
-    key = counter.key_from(1)
-    permuted = counter.permute(key, np.arange(64, dtype=np.uint32), np.array([10], np.uint32))
+    key = hashing.key_from(1)
+    permuted = hashing.permute(key, np.arange(64, dtype=np.uint32), np.array([10], np.uint32))
     assert permuted.min() >= 0
     assert permuted.max() < 10
 
 
 def keys_of(count, seed):
-    return counter.fold(counter.key_from(seed), np.arange(count, dtype=np.uint32)[:, None])
+    return hashing.fold(hashing.key_from(seed), np.arange(count, dtype=np.uint32)[:, None])
 
 
 def permutations_of(size, trials, seed):
     lanes = np.broadcast_to(np.arange(size, dtype=np.uint32), (trials, size))
-    return counter.permute(keys_of(trials, seed), lanes, np.array([[size]], np.uint32))
+    return hashing.permute(keys_of(trials, seed), lanes, np.array([[size]], np.uint32))
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7])
@@ -61,7 +61,7 @@ def test_squares_of_odd_numbers_give_odd_permutations_too(size):
 def test_pairs_of_positions_look_uniform():
     size, trials = 50, 20_000
     lanes = np.broadcast_to(np.array([0, 1, 25], np.uint32), (trials, 3))
-    drawn = counter.permute(keys_of(trials, 6), lanes, np.array([[size]], np.uint32))
+    drawn = hashing.permute(keys_of(trials, 6), lanes, np.array([[size]], np.uint32))
     for column in drawn.T:
         assert chisquare(np.bincount(column, minlength=size)).pvalue > 1e-4
     for other in (1, 2):
@@ -71,17 +71,17 @@ def test_pairs_of_positions_look_uniform():
 
 
 def test_draws_with_replacement_look_uniform_and_agree_with_jax():
-    key, lanes, size = counter.key_from(7), np.arange(20_000, dtype=np.uint32), np.array([37], np.uint32)
-    drawn = counter.with_replacement(key, lanes, size)
+    key, lanes, size = hashing.key_from(7), np.arange(20_000, dtype=np.uint32), np.array([37], np.uint32)
+    drawn = hashing.with_replacement(key, lanes, size)
     assert chisquare(np.bincount(drawn, minlength=37)).pvalue > 1e-4
-    compiled = jax.jit(counter.with_replacement)(on_device(key), jnp.asarray(lanes), jnp.asarray(size))
+    compiled = jax.jit(hashing.with_replacement)(on_device(key), jnp.asarray(lanes), jnp.asarray(size))
     np.testing.assert_array_equal(np.asarray(compiled), drawn)
 
 
 def test_folding_gives_other_keys():
-    base = counter.key_from(0, 7, 3)
-    keys = counter.fold(base, np.arange(100_000, dtype=np.uint32))
+    base = hashing.key_from(0, 7, 3)
+    keys = hashing.fold(base, np.arange(100_000, dtype=np.uint32))
     pairs = keys.high.astype(np.uint64) << np.uint64(32) | keys.low
     assert len(np.unique(pairs)) == 100_000
-    assert counter.key_from(0, 7, 3) == counter.key_from(0, 7, 3)
-    assert counter.key_from(0, 7, 4) != counter.key_from(0, 7, 3)
+    assert hashing.key_from(0, 7, 3) == hashing.key_from(0, 7, 3)
+    assert hashing.key_from(0, 7, 4) != hashing.key_from(0, 7, 3)

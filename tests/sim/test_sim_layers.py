@@ -11,7 +11,7 @@ pytest.importorskip("jax", reason="JAX is not installed: pip install 'fedpick[si
 
 from scipy.signal import correlate
 
-from fedpick.sim import layers
+from fedpick.sim.jax_engine import layers
 
 
 def case(kernel: int, padding: int):

@@ -9,8 +9,8 @@ from naive_loop import make_federation
 from fedpick.core.errors import InvalidInput
 from fedpick.core.types import Selection
 from fedpick.data.types import Federation
-from fedpick.sim import LocalTraining, Simulator, Task, rows
-from fedpick.sim.rows import Rows, aligned, frozen
+from fedpick.sim import LocalTraining, Simulator, Task, examples
+from fedpick.sim.examples import Rows, aligned, frozen
 
 ON_CPU = jax.default_backend() == "cpu"
 
@@ -58,7 +58,7 @@ def test_data_that_the_caller_can_write_to_are_not_shared():
 
 @pytest.mark.parametrize("block", [7, 10_000])
 def test_normalised_rows_in_the_order_of_the_clients(monkeypatch, block):
-    monkeypatch.setattr(rows, "_ROWS_AT_ONCE", block)
+    monkeypatch.setattr(examples, "_ROWS_AT_ONCE", block)
     federation = make_federation(shape=(3, 2, 1))
     held = Rows(federation)
     expected = federation.normalized(federation.x[federation.indices]).reshape(-1, 6)

@@ -20,7 +20,8 @@ from naive_loop import (
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Signal
 from fedpick.core.types import Probe, Selection
-from fedpick.sim import LearningRate, LocalTraining, ServerStep, Simulator, Task, programs, tasks
+from fedpick.sim import LearningRate, LocalTraining, ServerStep, Simulator, Task, tasks
+from fedpick.sim.jax_engine import engine as programs
 
 SOLVERS = {
     "epoch steps": LocalTraining(lr=0.1, steps=7, batch_size=8),
@@ -80,7 +81,7 @@ def test_local_solvers(solver, group, shards):
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_local_solvers_with_mini_batches_on_one_core(monkeypatch, fresh_programs, solver, group):
     """As with more data than these."""
-    monkeypatch.setattr("fedpick.sim.local.HANDED_OVER", 0)
+    monkeypatch.setattr("fedpick.sim.jax_engine.training.HANDED_OVER", 0)
     simulator = Simulator(make_federation(), "logistic", local=SOLVERS[solver], seed=3, group=group, shards=1)
     follow(simulator, [Selection(clients=[4, 0, 2]), Selection(clients=[1, 3, 5, 0])])
 
@@ -115,7 +116,7 @@ def test_mini_batches_are_not_handed_over_to_other_cores(
 
     assert not handed_over()
     # The control: it would be seen if they were.
-    monkeypatch.setattr("fedpick.sim.local.HANDED_OVER", 2**60)
+    monkeypatch.setattr("fedpick.sim.jax_engine.training.HANDED_OVER", 2**60)
     assert handed_over()
 
 
@@ -126,7 +127,7 @@ def test_nothing_of_a_light_models_training_is_handed_over_to_other_cores(monkey
     federation = make_federation(sizes=(900,) * 3, shape=(60,), num_classes=10)
 
     assert not handed_over_kernels(federation, "logistic", local, 10)
-    monkeypatch.setattr("fedpick.sim.local.ONE_CORE", 2**20)
+    monkeypatch.setattr("fedpick.sim.jax_engine.training.ONE_CORE", 2**20)
     assert handed_over_kernels(federation, "logistic", local, 10)
 
 
@@ -134,7 +135,7 @@ def test_nothing_of_a_light_models_training_is_handed_over_to_other_cores(monkey
 @pytest.mark.parametrize("solver", ["epochs", "momentum and decay", "fedprox"])
 def test_large_matrices_are_turned_and_turned_back(monkeypatch, fresh_programs, solver, large):
     """6 x 16 and 16 x 3, so that one left the wrong way round would not fit; more than a light model has."""
-    monkeypatch.setattr("fedpick.sim.local.LARGE_MATRIX", large)
+    monkeypatch.setattr("fedpick.sim.jax_engine.training.LARGE_MATRIX", large)
     task = replace(tasks.get("mlp", input_shape=(6,), num_classes=3, hidden=(16,)), name="under test")
     simulator = Simulator(make_federation(), task, local=SOLVERS[solver], seed=3, group=3, shards=1)
     follow(simulator, [Selection(clients=[4, 0, 2]), Selection(clients=[1, 3, 5, 0], weights=[0.1, 0.5, 0.2, 0.0])])

@@ -7,6 +7,7 @@ Exit codes: 0 everything went well; 1 something failed while running; 2 the inpu
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from fedpick.core.errors import FedpickError, MissingDependency, PolicyCheckFailed
 
@@ -27,10 +28,10 @@ def main() -> None:
         sys.stderr.write(f"fedpick's commands need {error.name!r}. Install it with: pip install 'fedpick[cli]'\n")
         sys.exit(FAILURE)
     # Typer is built on click up to 0.25 and carries its own copy from 0.26 on; its public classes lead to either.
-    usage_error, abort = typer.BadParameter.__mro__[2], typer.Abort
+    usage_error: Any = typer.BadParameter.__mro__[2]
     try:
         code = app(standalone_mode=False)
-    except abort:
+    except typer.Abort:
         code = INTERRUPTED
     except usage_error as error:
         error.show()
@@ -64,7 +65,7 @@ def _from_outside(error: Exception) -> str | None:
     if "sqlalchemy" in sys.modules:
         from sqlalchemy.exc import SQLAlchemyError
 
-        from fedpick.bench.store import in_a_sentence
+        from fedpick.experiments.store import in_a_sentence
 
         if isinstance(error, SQLAlchemyError):
             return in_a_sentence(error)

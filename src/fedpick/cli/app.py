@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedpick.cli import experiments, inventory, speed, tune
+from fedpick.cli import experiments, inventory, tune
 
 __all__ = ["app"]
 
@@ -48,4 +48,3 @@ app.command("check")(inventory.check)
 app.add_typer(inventory.list_app, name="list")
 app.add_typer(inventory.data_app, name="data")
 app.add_typer(inventory.availability_app, name="availability")
-app.add_typer(speed.app, name="bench")

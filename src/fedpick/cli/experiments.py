@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpick.bench import DEFAULT_STORE
 from fedpick.cli import FAILURE, INTERRUPTED
 from fedpick.cli.options import complete_from, names_list, numbers_list, seeds_option, settings_list
+from fedpick.experiments import DEFAULT_STORE
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedpick.bench.runner import Report
-    from fedpick.bench.spec import Spec
-    from fedpick.bench.store import Store
-    from fedpick.bench.store_read import Experiment
+    from fedpick.experiments.runner import Report
+    from fedpick.experiments.spec import Spec
+    from fedpick.experiments.store import Store
+    from fedpick.experiments.store_read import Experiment
 
 __all__ = ["compare", "demo", "report", "run"]
 
@@ -63,7 +63,7 @@ def run(
 
     What is in the store already is not computed again; asking for more seeds or rounds adds to it.
     """
-    from fedpick.bench.spec import load_spec
+    from fedpick.experiments.spec import load_spec
 
     chosen = load_spec(spec).override(
         seeds=seeds_option(seeds), rounds=rounds, only=names_list(only), targets=numbers_list(targets, "--targets")
@@ -105,7 +105,7 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Policies side by side on one setting: like `run`, from flags, with good defaults for every data set."""
-    from fedpick.bench import presets
+    from fedpick.experiments import presets
 
     changes: dict[str, dict[str, Any]] = settings_list(set_ or [])
     given = {
@@ -138,8 +138,8 @@ def demo(
     as_json: JsonOption = False,
 ) -> None:
     """Compare policies on handwritten digits, end to end: progress, tables, report. Needs no download."""
-    from fedpick.bench import presets
     from fedpick.core import registry
+    from fedpick.experiments import presets
 
     policies = [name for name in presets.DEMO_POLICIES if name in registry.names()]
     spec = presets.demo(policies, seeds=seeds, rounds=rounds)
@@ -161,9 +161,9 @@ def _execute(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    from fedpick.bench.progress import make_progress
-    from fedpick.bench.runner import run as run_spec
-    from fedpick.bench.store import Store
+    from fedpick.experiments.progress import make_progress
+    from fedpick.experiments.runner import run as run_spec
+    from fedpick.experiments.store import Store
 
     started = time.monotonic()
     with closing(Store(where)) as store:
@@ -197,7 +197,7 @@ def _tell(store: Store, outcome: Report, started: float, *, write_report: bool, 
 
 
 def _print_json(store: Store, outcome: Report, seconds: float) -> None:
-    from fedpick.bench.records import to_json
+    from fedpick.experiments.records import to_json
     from fedpick.report import analysis, tables
 
     results = analysis.load_results(store, outcome.experiment)
@@ -297,8 +297,8 @@ def report(
     list_all: Annotated[bool, typer.Option("--list", help="Only list the experiments in the store.")] = False,
 ) -> None:
     """Tables, figures and the HTML report of an experiment, from the store."""
-    from fedpick.bench.store import open_store
     from fedpick.cli.options import one_of
+    from fedpick.experiments.store import open_store
     from fedpick.report import analysis, tables
     from fedpick.report.tables_groups import distance_table, group_table
 

@@ -70,7 +70,7 @@ def complete_from(section: str) -> Callable[[str], list[str]]:
     """Names for the shell to complete; after a comma, the last one."""
 
     def complete(incomplete: str) -> list[str]:
-        from fedpick.bench.schema import Registries
+        from fedpick.experiments.options import Registries
 
         before, comma, last = incomplete.rpartition(",")
         names = Registries.installed().names[section]()

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpick.bench import DEFAULT_STORE
 from fedpick.cli import FAILURE, INTERRUPTED
 from fedpick.cli.experiments import ProcessesOption, QuietOption, SeedsOption, StoreOption
 from fedpick.cli.options import names_list, numbers_list, one_of, seeds_option
+from fedpick.experiments import DEFAULT_STORE
 
 if TYPE_CHECKING:
-    from fedpick.bench.runner import Report
-    from fedpick.bench.tune import Choice
+    from fedpick.experiments.runner import Report
+    from fedpick.experiments.tuning import Choice
 
 __all__ = ["tune"]
 
@@ -43,11 +43,11 @@ def tune(
 
     Prints the scores and writes the spec with every policy's best rates. The same command goes on where it stopped.
     """
-    from fedpick.bench import tune as search
-    from fedpick.bench.progress import make_progress
-    from fedpick.bench.runner import run
-    from fedpick.bench.spec import load_spec
-    from fedpick.bench.store import Store
+    from fedpick.experiments import tuning as search
+    from fedpick.experiments.progress import make_progress
+    from fedpick.experiments.runner import run
+    from fedpick.experiments.spec import load_spec
+    from fedpick.experiments.store import Store
     from fedpick.report.files import put_file, refuse_directory
 
     one_of(score, search.SCORES, "score")

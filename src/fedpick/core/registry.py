@@ -14,8 +14,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from fedpick.core.errors import FedpickError, InvalidInput, unknown_name
+from fedpick.core.imports import is_target, load_target
 from fedpick.core.policy import Policy
-from fedpick.core.targets import is_target, load_target
 
 __all__ = ["BUILT_IN", "broken", "cite", "get", "load", "name_of", "names", "parameters", "summary"]
 
@@ -23,12 +23,12 @@ ENTRY_POINT_GROUP = "fedpick.policies"
 
 BUILT_IN: dict[str, str] = {
     "uniform": "fedpick.policies.uniform:Uniform",
-    "md": "fedpick.policies.multinomial:Multinomial",
-    "pow-d": "fedpick.policies.power_of_choice:PowerOfChoice",
-    "cpow-d": "fedpick.policies.power_of_choice:MiniBatchPowerOfChoice",
-    "rpow-d": "fedpick.policies.power_of_choice:RememberingPowerOfChoice",
-    "adapow-d": "fedpick.policies.power_of_choice:AdaptivePowerOfChoice",
-    "afl": "fedpick.policies.active:ActiveLearning",
+    "md": "fedpick.policies.md:Multinomial",
+    "pow-d": "fedpick.policies.pow_d:PowerOfChoice",
+    "cpow-d": "fedpick.policies.pow_d:MiniBatchPowerOfChoice",
+    "rpow-d": "fedpick.policies.pow_d:RememberingPowerOfChoice",
+    "adapow-d": "fedpick.policies.pow_d:AdaptivePowerOfChoice",
+    "afl": "fedpick.policies.afl:ActiveLearning",
     "fedcor": "fedpick.policies.fedcor:FedCor",
     "fedgp": "fedpick.policies.fedcor:FedGP",
     "fedgs": "fedpick.policies.fedgs:FedGS",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpick.core.errors import InvalidInput, unknown_name
-from fedpick.core.targets import call_target, is_target, load_target, takes
+from fedpick.core.imports import call_target, is_target, load_target, takes
 from fedpick.data.images import CIFAR10, EMNIST_DIGITS, FMNIST, MNIST, cifar10, digits, emnist_digits, fmnist, mnist
 from fedpick.data.sentiment import GLOVE, SENTIMENT140, sentiment140
 from fedpick.data.sources import Collection, Progress, find_files

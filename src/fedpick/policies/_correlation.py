@@ -14,7 +14,7 @@ from fedpick.core.records import assign
 from fedpick.core.sampling import sample_uniform, top_k
 from fedpick.core.state import per_client
 from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection
-from fedpick.policies import _gaussian as gaussian
+from fedpick.policies import _gp as gaussian
 
 __all__ = ["Correlation", "CorrelationState"]
 

@@ -40,8 +40,8 @@ from fedpick.core.errors import InvalidInput, require, require_whole
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.state import derived, per_client
 from fedpick.core.types import Clients, Measurement, Probe, RoundContext, Selection
+from fedpick.policies._cohort_search import best_cohort
 from fedpick.policies._graph import Graph, GraphRule, build_graph, graph_of_similarities
-from fedpick.policies._swaps import best_cohort
 
 __all__ = ["FedGS", "FedGSState"]
 

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick import availability
-from fedpick.bench.files import refuse_changed_files
-from fedpick.bench.store_read import Reader, Run
 from fedpick.core.errors import FedpickError, InvalidInput
 from fedpick.core.types import Clients
+from fedpick.experiments.input_files import refuse_changed_files
+from fedpick.experiments.store_read import Reader, Run
 from fedpick.theory.ca_fed import chi_square_divergence, cumulative_importance, total_variation
 
 __all__ = [

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.bench.store_read import Experiment, Reader, Run
 from fedpick.core.errors import InvalidInput, unknown_name
+from fedpick.experiments.store_read import Experiment, Reader, Run
 
 __all__ = [
     "Difference",

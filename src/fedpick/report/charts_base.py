@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.bench.store import open_store
-from fedpick.bench.store_read import FederationFacts, Reader
+from fedpick.experiments.store import open_store
+from fedpick.experiments.store_read import FederationFacts, Reader
 from fedpick.report.accounting import GroupAccount, Groups, find_groups, group_accounts, groups_of
 from fedpick.report.analysis import PolicyResults, Results, RunResults, load_results
 from fedpick.report.charts_collect import RunTrace, collect

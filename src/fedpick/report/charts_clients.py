@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.bench.store_read import FederationFacts
+from fedpick.experiments.store_read import FederationFacts
 from fedpick.report.analysis import PolicyResults, RunResults
 from fedpick.report.charts_base import Chart, Material, Measure, bytes_of, line_data, numbers
 from fedpick.report.charts_collect import EXCLUDED, Raster, RunTrace

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.bench.store_read import FederationFacts, Reader
+from fedpick.experiments.store_read import FederationFacts, Reader
 from fedpick.report import accounting
 from fedpick.report.analysis import RunResults
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.bench.store_read import FederationFacts
+from fedpick.experiments.store_read import FederationFacts
 from fedpick.report.analysis import RunResults
 from fedpick.report.charts_base import Chart, Material, numbers
 

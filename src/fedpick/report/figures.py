@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpick.bench.store_read import Experiment, Reader
 from fedpick.core.errors import InvalidInput, MissingDependency
+from fedpick.experiments.store_read import Experiment, Reader
 from fedpick.report.charts import sections_of
 from fedpick.report.charts_base import Chart, opened, read_material
 from fedpick.report.charts_palette import Style, styles_of

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import fedpick
-from fedpick.bench.store_read import Experiment, Reader
 from fedpick.core.errors import MissingDependency
+from fedpick.experiments.store_read import Experiment, Reader
 from fedpick.report.charts import sections_of
 from fedpick.report.charts_base import Chart, Material, Section, opened, read_material
 from fedpick.report.charts_palette import Style, styles_of

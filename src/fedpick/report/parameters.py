@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.bench.store_read import Experiment, Reader, Run
 from fedpick.core.errors import InvalidInput
+from fedpick.experiments.store_read import Experiment, Reader, Run
 from fedpick.report.analysis import (
     PolicyResults,
     Quantity,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from fedpick.bench.tune import Choice
 from fedpick.core.errors import InvalidInput
+from fedpick.experiments.tuning import Choice
 from fedpick.report import analysis
 from fedpick.report.analysis import Difference, PolicyResults, Quantity, Results, RunResults
 

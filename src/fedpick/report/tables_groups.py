@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedpick.bench.store_read import Reader
+from fedpick.experiments.store_read import Reader
 from fedpick.report import accounting
 from fedpick.report.accounting import GroupAccount
 from fedpick.report.analysis import PolicyResults, Quantity, Results

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from fedpick.sim import tasks
 from fedpick.sim.accounts import Counters, Timings
-from fedpick.sim.driver import RoundRecord, simulate
 from fedpick.sim.faults import Faults
-from fedpick.sim.local import LearningRate, LocalTraining
+from fedpick.sim.jax_engine.training import LearningRate, LocalTraining
+from fedpick.sim.loop import RoundRecord, simulate
 from fedpick.sim.server import ServerStep
 from fedpick.sim.simulator import Simulator
 from fedpick.sim.tasks import Task

@@ -20,7 +20,7 @@ from fedpick.availability.process import Trace
 from fedpick.core.session import Decision, Session
 from fedpick.core.types import BoolArray, Outcome, Selection
 from fedpick.sim.accounts import Timings
-from fedpick.sim.devices import require_jax
+from fedpick.sim.jax_engine.setup import require_jax
 from fedpick.sim.plan import ROUNDS_AT_ONCE, Plan
 from fedpick.sim.simulator import Simulator
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedpick.core.errors import StateFileError
 from fedpick.core.state import write_atomically
-from fedpick.sim.devices import require_jax
+from fedpick.sim.jax_engine.setup import require_jax
 
 __all__ = ["read_checkpoint", "write_checkpoint"]
 

@@ -13,8 +13,8 @@ from scipy.special import ndtri
 
 from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose
-from fedpick.sim import counter
-from fedpick.sim.local import _at_least
+from fedpick.sim import hashing
+from fedpick.sim.jax_engine.training import _at_least
 
 __all__ = ["FaultDraw", "Faults"]
 
@@ -70,11 +70,11 @@ class Faults:
     def draw(self, seed: int, round: int, clients: NDArray[np.int64], examples: NDArray[np.int64]) -> FaultDraw:
         """What happens to these clients, who go through so many examples each."""
         identity = clients.astype(np.uint32)
-        per_run = counter.fold(counter.key_from(seed, int(Purpose.FAULTS)), identity)
-        per_round = counter.fold(counter.key_from(seed, int(Purpose.FAULTS), round), identity)
+        per_run = hashing.fold(hashing.key_from(seed, int(Purpose.FAULTS)), identity)
+        per_round = hashing.fold(hashing.key_from(seed, int(Purpose.FAULTS), round), identity)
 
-        def uniform(key: counter.Key, which: int) -> NDArray[np.float64]:
-            return np.asarray(counter.uniform_floats(key, np.array([which], np.uint32)))
+        def uniform(key: hashing.Key, which: int) -> NDArray[np.float64]:
+            return np.asarray(hashing.uniform_floats(key, np.array([which], np.uint32)))
 
         dropped = uniform(per_round, 0) < self.dropout
         spread = self.speed_spread * ndtri(uniform(per_run, 1)) + self.jitter * ndtri(uniform(per_round, 2))
@@ -85,5 +85,5 @@ class Faults:
 
     def silent(self, seed: int, round: int, clients: NDArray[np.int64]) -> BoolArray:
         """(d,) which probed clients give no answer in this round."""
-        key = counter.fold(counter.key_from(seed, int(Purpose.FAULTS), round), clients.astype(np.uint32))
-        return np.asarray(counter.uniform_floats(key, np.array([4], np.uint32)) < self.silence)
+        key = hashing.fold(hashing.key_from(seed, int(Purpose.FAULTS), round), clients.astype(np.uint32))
+        return np.asarray(hashing.uniform_floats(key, np.array([4], np.uint32)) < self.silence)

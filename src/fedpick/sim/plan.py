@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from fedpick.core.rng import Purpose
 from fedpick.core.types import Clients, Selection, aggregation_weights
-from fedpick.sim import counter
+from fedpick.sim import hashing
 from fedpick.sim.faults import FaultDraw, Faults
-from fedpick.sim.local import LocalTraining
+from fedpick.sim.jax_engine.training import LocalTraining
 from fedpick.sim.server import ServerStep
 
 __all__ = ["ROUNDS_AT_ONCE", "Plan", "Work", "plan_round", "round_key"]
@@ -23,7 +23,7 @@ ROUNDS_AT_ONCE = 16
 class Work(NamedTuple):
     """What is to be trained in one round."""
 
-    key: counter.Key
+    key: hashing.Key
     """Of the mini-batches; with a client's number it gives the client's own."""
     clients: NDArray[np.int64]
     """(k,) those who are expected to answer."""
@@ -80,6 +80,6 @@ def plan_round(
     return Plan(selection, draw, expected, work)
 
 
-def round_key(seed: int, round: int) -> counter.Key:
+def round_key(seed: int, round: int) -> hashing.Key:
     """The key of all mini-batches of a round."""
-    return counter.key_from(seed, int(Purpose.BATCHES), round)
+    return hashing.key_from(seed, int(Purpose.BATCHES), round)

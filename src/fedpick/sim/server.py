@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpick.core.records import assign
-from fedpick.sim.local import LearningRate, _at_least
+from fedpick.sim.jax_engine.training import LearningRate, _at_least
 
 __all__ = ["ServerStep", "apply_step"]
 

@@ -20,14 +20,14 @@ from fedpick.core.policy import Signal
 from fedpick.core.rng import Purpose
 from fedpick.core.types import Clients, Outcome, Probe, Selection
 from fedpick.data.types import Federation, Part
-from fedpick.sim import counter, tasks
+from fedpick.sim import hashing, tasks
 from fedpick.sim.accounts import Counters, Timings
 from fedpick.sim.checkpoint import read_checkpoint, write_checkpoint
-from fedpick.sim.devices import default_shards, on_cpu, require_jax
+from fedpick.sim.examples import Rows, segment_means
 from fedpick.sim.faults import Faults
-from fedpick.sim.local import LocalTraining
+from fedpick.sim.jax_engine.setup import default_shards, on_cpu, require_jax
+from fedpick.sim.jax_engine.training import LocalTraining
 from fedpick.sim.plan import Plan, Work, plan_round, round_key
-from fedpick.sim.rows import Rows, segment_means
 from fedpick.sim.server import ServerStep
 from fedpick.sim.tasks import Task
 
@@ -85,7 +85,7 @@ class Simulator:
         noise_examples: int = 128,
     ) -> None:
         jax = require_jax()
-        from fedpick.sim.programs import Programs
+        from fedpick.sim.jax_engine.engine import Programs
 
         if isinstance(task, str):
             task = tasks.get(task, input_shape=federation.x.shape[1:], num_classes=federation.num_classes)
@@ -152,7 +152,7 @@ class Simulator:
     def initial_params(self) -> Params:
         """The model every run with this seed starts from."""
         jax = require_jax()
-        words = np.concatenate(counter.key_from(self.seed, int(Purpose.MODEL)))
+        words = np.concatenate(hashing.key_from(self.seed, int(Purpose.MODEL)))
         key = jax.random.wrap_key_data(jax.numpy.asarray(words), impl="threefry2x32")
         return jax.jit(self.task.init)(key)
 
@@ -292,11 +292,11 @@ class Simulator:
         self, clients: NDArray[np.int64], first: NDArray[np.int64], sizes: NDArray[np.int64], batch_size: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Up to `batch_size` distinct rows of each client, a function of (seed, round, client)."""
-        base = counter.key_from(self.seed, int(Purpose.MEASURE), self.round)
-        key = counter.fold(base, clients.astype(np.uint32)[:, None])
+        base = hashing.key_from(self.seed, int(Purpose.MEASURE), self.round)
+        key = hashing.fold(base, clients.astype(np.uint32)[:, None])
         lane = np.arange(batch_size, dtype=np.uint32)[None, :]
         span = np.maximum(sizes, 1).astype(np.uint32)[:, None]
-        drawn = counter.permute(key, np.broadcast_to(lane, (len(clients), batch_size)), span)
+        drawn = hashing.permute(key, np.broadcast_to(lane, (len(clients), batch_size)), span)
         counted = lane < sizes[:, None]
         bounds = np.concatenate([[0], np.cumsum(np.minimum(sizes, batch_size))])
         return (first[:, None] + drawn)[counted].astype(np.int32), bounds

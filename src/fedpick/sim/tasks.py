@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpick.core.errors import InvalidInput, unknown_name
-from fedpick.core.targets import call_target, is_target, load_target, takes
-from fedpick.sim.devices import require_jax
+from fedpick.core.imports import call_target, is_target, load_target, takes
+from fedpick.sim.jax_engine.setup import require_jax
 
 __all__ = ["Task", "builder_of", "describe", "get", "names"]
 
@@ -85,7 +85,7 @@ def builder_of(name: str) -> Callable[..., Task]:
         return load_target("task", name)
     describe(name)
     require_jax()
-    from fedpick.sim import models
+    from fedpick.sim.jax_engine import models
 
     return getattr(models, _TASKS[name][0])  # type: ignore[no-any-return]
 

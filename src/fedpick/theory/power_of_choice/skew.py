@@ -34,7 +34,7 @@ from fedpick.core.policy import Policy
 from fedpick.core.records import assign
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.types import Clients, Measurement, Outcome, RoundContext, aggregation_weights
-from fedpick.policies.multinomial import Multinomial
+from fedpick.policies.md import Multinomial
 
 __all__ = [
     "Cohorts",

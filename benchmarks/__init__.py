@@ -1,0 +1,1 @@
+"""Experiments of the papers, their figures and the speed harness; not part of the installed package."""

@@ -1,0 +1,275 @@
+"""Where runs are computed: in this process, in several on this machine, or on a Ray cluster.
+
+An engine gets the runs that are not finished and works on them in order. Progress is what the store says, so it looks
+the same from everywhere; a worker that dies loses at most the round it was in.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedpick.core.errors import MissingDependency
+from fedpick.core.imports import importable_directories, make_importable
+from fedpick.experiments.progress import Progress, RunLine
+from fedpick.experiments.store import Store, in_a_sentence
+from fedpick.experiments.worker import work
+
+__all__ = ["Engine", "Inline", "Processes", "RayCluster", "StopFlag"]
+
+_POLL_SECONDS = 0.25
+
+
+class StopFlag:
+    """Raised by the first Ctrl-C: finish the round, then stop. A second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._previous: Any = None
+
+    def __call__(self) -> bool:
+        """Whether to stop."""
+        return self._event.is_set()
+
+    def set(self) -> None:
+        """Ask for the stop."""
+        self._event.set()
+
+    def __enter__(self) -> StopFlag:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _on_signal(self, *_: object) -> None:
+        if self._event.is_set():
+            raise KeyboardInterrupt
+        self._event.set()
+
+
+class Engine(Protocol):
+    """Computes runs; returns run -> "done", "stopped" or the sentence that says why it failed."""
+
+    def __call__(
+        self, store: Store, runs: Sequence[RunLine], build: str, progress: Progress, stop: StopFlag
+    ) -> dict[int, str]:
+        """Bring every run to its number of rounds."""
+        ...
+
+
+def _say_end(progress: Progress, run: RunLine, result: str) -> None:
+    failed = result not in ("done", "stopped")
+    progress.finish(run.run_id, "failed" if failed else result, result if failed else None)
+
+
+@dataclass(frozen=True)
+class Inline:
+    """One run after the other, in this process."""
+
+    def __call__(
+        self, store: Store, runs: Sequence[RunLine], build: str, progress: Progress, stop: StopFlag
+    ) -> dict[int, str]:
+        """See `Engine`."""
+        results: dict[int, str] = {}
+        for run in runs:
+            if stop():
+                results[run.run_id] = "stopped"
+                continue
+
+            def on_round(done: int, accuracy: float | None, run_id: int = run.run_id) -> None:
+                progress.update(run_id, done, accuracy)
+
+            try:
+                result = work(store, run.run_id, run.rounds, build=build, should_stop=stop, on_round=on_round)
+            except KeyboardInterrupt:
+                stop.set()
+                result = "stopped"
+            except Exception as error:  # the other runs go on; this one says why it did not
+                result = in_a_sentence(error)
+            results[run.run_id] = result
+            _say_end(progress, run, result)
+        return results
+
+
+_stop_event: Any = None
+
+
+def _enter_worker(stop_event: Any) -> None:
+    """In a new process: leave Ctrl-C to the parent, and end with it."""
+    global _stop_event
+    _stop_event = stop_event
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def end_with_parent() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)  # nobody would wait for this worker; the last committed round is where it goes on
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def _work_in_process(url: str, run_id: int, rounds: int, build: str) -> str:
+    if _stop_event.is_set():
+        return "stopped"  # handed to this worker before the stop came
+    store = Store(url)
+    try:
+        return work(store, run_id, rounds, build=build, should_stop=_stop_event.is_set)
+    except Exception as error:
+        return in_a_sentence(error)
+    finally:
+        store.close()
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Several runs at a time, each in a process of its own (spawned: JAX does not survive a fork)."""
+
+    count: int
+
+    def __call__(
+        self, store: Store, runs: Sequence[RunLine], build: str, progress: Progress, stop: StopFlag
+    ) -> dict[int, str]:
+        """See `Engine`."""
+        context = multiprocessing.get_context("spawn")
+        stop_event = context.Event()
+        results: dict[int, str] = {}
+        with ProcessPoolExecutor(
+            max_workers=min(self.count, len(runs)),
+            mp_context=context,
+            initializer=_enter_worker,
+            initargs=(stop_event,),
+        ) as pool:
+            futures: dict[Future[str], RunLine] = {
+                pool.submit(_work_in_process, store.url, run.run_id, run.rounds, build): run for run in runs
+            }
+
+            def on_stop() -> None:
+                stop_event.set()
+                for future in futures:
+                    future.cancel()
+
+            def result_of(future: Any) -> str:
+                return _future_result(future, stop)
+
+            _follow(store, futures, _wait_for_futures, progress, stop, on_stop, results, result_of)
+        return results
+
+
+def _wait_for_futures(pending: set[Any]) -> set[Any]:
+    return set(wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done)
+
+
+def _future_result(future: Any, stop: StopFlag) -> str:
+    if future.cancelled():
+        return "stopped"
+    try:
+        return str(future.result())
+    except BrokenProcessPool:
+        # Ctrl-C reaches a worker that is just starting before it can leave it to the parent.
+        silent = "A worker process ended without a word (killed, or out of memory?). Run again to go on."
+        return "stopped" if stop() else silent
+
+
+def _follow(
+    store: Store,
+    handles: dict[Any, RunLine],
+    wait_for: Callable[[set[Any]], set[Any]],
+    progress: Progress,
+    stop: StopFlag,
+    on_stop: Callable[[], None],
+    results: dict[int, str],
+    result_of: Callable[[Any], str],
+) -> None:
+    """Look at the store until all work has ended, and show what changed."""
+    pending = set(handles)
+    shown: dict[int, int] = {}
+    stopping = False
+    while pending:
+        finished = wait_for(pending)
+        if stop() and not stopping:
+            stopping = True
+            on_stop()
+        busy = [handles[handle].run_id for handle in pending]
+        for run_id, (_, done, accuracy) in store.progress(busy).items():
+            if shown.get(run_id, 0) != done:
+                shown[run_id] = done
+                progress.update(run_id, done, accuracy)
+        for handle in finished:
+            run = handles[handle]
+            results[run.run_id] = result_of(handle)
+            _say_end(progress, run, results[run.run_id])
+        pending -= finished
+
+
+def _work_on_ray(url: str, run_id: int, rounds: int, build: str, directories: Sequence[str]) -> str:
+    for directory in directories:
+        make_importable(Path(directory))
+    store = Store(url)
+    try:
+        return work(store, run_id, rounds, build=build)
+    except Exception as error:
+        return in_a_sentence(error)
+    finally:
+        store.close()
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """Runs as Ray tasks: here, or on every machine of a cluster. Those machines must reach the store."""
+
+    address: str | None = None
+    count: int | None = None
+
+    def __call__(
+        self, store: Store, runs: Sequence[RunLine], build: str, progress: Progress, stop: StopFlag
+    ) -> dict[int, str]:
+        """See `Engine`."""
+        try:
+            import ray
+        except ModuleNotFoundError as error:
+            raise MissingDependency(
+                "The engine 'ray' needs Ray. Install it with: pip install 'fedpick[ray]'"
+            ) from error
+        if self.address and store.engine.url.get_backend_name() == "sqlite":
+            progress.note("Every machine of the cluster must reach the store: a SQLite file works on one machine only.")
+        local: dict[str, Any] = {} if self.address else {"num_cpus": self.count, "include_dashboard": False}
+        ray.init(address=self.address, log_to_driver=False, configure_logging=False, **local)
+        try:
+            # A task that died with its machine is begun again elsewhere: it resumes.
+            remote = ray.remote(num_cpus=1, max_retries=3)(_work_on_ray)
+            given = (build, importable_directories())
+            handles = {remote.remote(store.url, run.run_id, run.rounds, *given): run for run in runs}
+            results: dict[int, str] = {}
+
+            def on_stop() -> None:
+                for handle in handles:
+                    ray.cancel(handle, force=False)
+
+            def wait_for(pending: set[Any]) -> set[Any]:
+                return set(ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)[0])
+
+            def result_of(handle: Any) -> str:
+                try:
+                    return str(ray.get(handle))
+                except (ray.exceptions.TaskCancelledError, KeyboardInterrupt):
+                    return "stopped"
+                except ray.exceptions.RayError as error:
+                    # A cancelled task reports the interrupt inside its own error.
+                    return "stopped" if stop() else f"Ray: {type(error).__name__}: {error}"
+
+            _follow(store, handles, wait_for, progress, stop, on_stop, results, result_of)
+            return results
+        finally:
+            ray.shutdown()

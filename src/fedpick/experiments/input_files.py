@@ -1,0 +1,61 @@
+"""Files that a spec names: a run is known by their content, not by where they lie."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedpick.core.errors import InvalidInput
+from fedpick.experiments.options import Registries, alternatives
+
+__all__ = ["SECTIONS", "referenced_files", "refuse_changed_files"]
+
+SECTIONS = ("data", "task", "availability")
+
+
+def referenced_files(settings: Mapping[str, Any]) -> dict[str, str]:
+    """ "section.key" -> SHA-256, for every option that takes a path and names a file (device logs, writers)."""
+    found: dict[str, str] = {}
+    options_of = Registries.installed().options
+    for section in SECTIONS:
+        table = settings[section]
+        known = options_of[section](table["name"]) or []
+        keys = [each.name for each in known if each.name == "path" or Path in alternatives(each.hint)]
+        for key in keys:
+            if isinstance(table.get(key), str) and (digest := _sha256(Path(table[key]))):
+                found[f"{section}.{key}"] = digest
+    return found
+
+
+def refuse_changed_files(
+    manifest: Mapping[str, Any], settings: Mapping[str, Any], sections: Iterable[str] = SECTIONS
+) -> None:
+    """Refuse to mix a run with files that are not those it was begun with. Runs from before files were noted pass."""
+    for name, begun in manifest.get("files", {}).items():
+        section, _, key = name.partition(".")
+        file = settings.get(section, {}).get(key)
+        now = _sha256(Path(file)) if section in sections and isinstance(file, str) else None
+        if now is not None and now != begun:
+            raise InvalidInput(
+                f"[{section}]: the file {file} is not the one this run was begun with: its SHA-256 was {begun[:12]}... "
+                f"and is {now[:12]}... Put the first one back, give the new one another name, or start over with "
+                "--restart."
+            )
+
+
+def _sha256(file: Path) -> str | None:
+    """Of a file's content; None where there is no such file: whoever reads it says so better."""
+    if not file.is_file():
+        return None
+    facts = file.stat()
+    return _digest(file.absolute(), facts.st_mtime_ns, facts.st_size, facts.st_ino)
+
+
+@lru_cache(maxsize=16)
+def _digest(file: Path, *_: int) -> str:
+    """The further arguments tell when a file has changed: large ones are read once per process."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

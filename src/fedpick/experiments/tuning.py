@@ -1,0 +1,188 @@
+"""Learning rates by search: the same grid, rounds and seeds for every policy, judged on validation data.
+
+Every pair of rates is a line of an ordinary experiment, so the search is stored, resumed and shared like any other. A
+pair is scored on the clients' validation data (the hold-out of the partition, never the test set), weighted by
+importance, by accuracy or by loss: the mean of the last few evaluations, which come 20 times or more in a run. A pair
+whose loss is not finite there in any seed has no score. The best mean over the seeds wins; of equals, the first. With
+losses_on = "validation" in the spec, policies that select by losses see those of the same data.
+
+Where the spec has no validation data, the search holds out a share of every client's examples; the spec that comes out
+keeps its own partition.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedpick.core.errors import InvalidInput
+from fedpick.experiments.spec import PolicySpec, Spec
+from fedpick.experiments.store_read import Experiment, Reader, Run
+from fedpick.experiments.toml_text import toml_text
+
+__all__ = ["SCORES", "Candidate", "Choice", "candidates", "choose", "grid_spec", "tuned_spec", "tuned_text"]
+
+SCORES = ("accuracy", "loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One pair of rates for one policy; None: as in the spec."""
+
+    local_lr: float | None
+    server_lr: float | None
+
+    def applied_to(self, spec: Spec, policy: PolicySpec) -> PolicySpec:
+        """The policy with these rates. A schedule keeps its shape: only its start changes."""
+        local, server = dict(policy.local), dict(policy.server)
+        if self.local_lr is not None:
+            local["lr"] = _with_initial({**spec.local, **policy.local}.get("lr"), self.local_lr)
+        if self.server_lr is not None:
+            server["lr"] = _with_initial({**spec.server, **policy.server}.get("lr"), self.server_lr)
+        return replace(policy, local=local, server=server)
+
+    def __str__(self) -> str:
+        parts = (("local", self.local_lr), ("server", self.server_lr))
+        return " ".join(f"{name}={rate:g}" for name, rate in parts if rate is not None)
+
+
+def _with_initial(rate: Any, initial: float) -> Any:
+    return {**rate, "initial": initial} if isinstance(rate, Mapping) else initial
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What the search found for one policy."""
+
+    label: str
+    best: Candidate
+    scores: tuple[tuple[Candidate, float | None], ...]
+    """Mean over the seeds for every pair, in the order of the grid; None: some seed left the finite numbers."""
+
+    @property
+    def at_edge(self) -> bool:
+        """The best is the smallest or largest rate tried: a wider grid may hold a better one."""
+        for own, tried in (
+            (self.best.local_lr, {candidate.local_lr for candidate, _ in self.scores}),
+            (self.best.server_lr, {candidate.server_lr for candidate, _ in self.scores}),
+        ):
+            rates = sorted(rate for rate in tried if rate is not None)
+            if len(rates) > 1 and own in (rates[0], rates[-1]):
+                return True
+        return False
+
+
+def candidates(local_lr: Sequence[float], server_lr: Sequence[float]) -> list[Candidate]:
+    """The grid, the local rate changing slowest. An empty list leaves that rate alone."""
+    for name, rates in (("--local-lr", local_lr), ("--server-lr", server_lr)):
+        if not all(math.isfinite(rate) and rate > 0 for rate in rates):
+            raise InvalidInput(f"{name} must be numbers above 0. Got {', '.join(f'{rate:g}' for rate in rates)}.")
+        if len(set(rates)) < len(rates):
+            raise InvalidInput(f"{name} names a rate twice: {', '.join(f'{rate:g}' for rate in rates)}.")
+    if not local_lr and not server_lr:
+        raise InvalidInput("There is nothing to search: give --local-lr, --server-lr or both.")
+    unchanged: list[float | None] = [None]
+    pairs = itertools.product(local_lr or unchanged, server_lr or unchanged)
+    return [Candidate(local_lr=local, server_lr=server) for local, server in pairs]
+
+
+def grid_spec(spec: Spec, grid: Sequence[Candidate], *, holdout: float = 0.2) -> Spec:
+    """The experiment to run: every policy with every pair, looked at on validation data; `holdout` if it has none."""
+    if not 0 < holdout < 1:
+        raise InvalidInput(f"--holdout must be a share between 0 and 1. Got {holdout}.")
+    partition = spec.partition
+    split = partition.options.get("split")
+    if not partition.options.get("holdout") and not (split and split[1] > 0):
+        if split:
+            raise InvalidInput(f"[partition]: the split {split} has no share for validation: the search needs one.")
+        partition = replace(partition, options={**partition.options, "holdout": holdout})
+    policies = [
+        replace(candidate.applied_to(spec, policy), label=f"{policy.label} {candidate}")
+        for policy in spec.policies
+        for candidate in grid
+    ]
+    return replace(
+        spec,
+        title=f"{spec.title}: search for learning rates",
+        partition=partition,
+        policies=tuple(policies),
+        # A divisor, so that the last round is looked at.
+        validation_every=math.gcd(spec.rounds, max(1, spec.rounds // 20)),
+        evaluate_every=spec.rounds,
+        losses_every=None,
+        local_accuracy_every=None,
+        targets=(),
+        loss_targets=(),
+    )
+
+
+def choose(
+    store: Reader,
+    experiment: Experiment,
+    spec: Spec,
+    grid: Sequence[Candidate],
+    *,
+    score: str = "accuracy",
+    evaluations: int = 5,
+) -> list[Choice]:
+    """The best pair of every policy of `spec`, from a finished search."""
+    if score not in SCORES:
+        raise InvalidInput(f"The score is {' or '.join(SCORES)}. Got {score!r}.")
+    if evaluations < 1:
+        raise InvalidInput(f"The number of evaluations to judge by must be at least 1. Got {evaluations}.")
+    runs: dict[int, list[Run]] = {}
+    for run in store.runs(experiment.id):
+        runs.setdefault(run.position, []).append(run)
+    choices = []
+    for number, policy in enumerate(spec.policies):
+        scores = [
+            _score(store, runs[number * len(grid) + place], experiment.rounds, score, evaluations)
+            for place in range(len(grid))
+        ]
+        known = [(value, place) for place, value in enumerate(scores) if value is not None]
+        if not known:
+            raise InvalidInput(f"No learning rate of the grid kept {policy.label} finite: search among smaller ones.")
+        sign = -1 if score == "accuracy" else 1
+        best = min(known, key=lambda pair: (sign * pair[0], pair[1]))[1]
+        choices.append(Choice(label=policy.label, best=grid[best], scores=tuple(zip(grid, scores, strict=True))))
+    return choices
+
+
+def _score(store: Reader, runs: Sequence[Run], rounds: int, score: str, evaluations: int) -> float | None:
+    """Mean over the seeds of the mean over the last evaluations; None where a loss is not finite or a run is short."""
+    values = []
+    for run in runs:
+        measured = np.array([pair for _, pair in store.arrays(run.id, "evaluation/validation", rounds)])
+        # Accuracy stays a number when the model is not: the loss tells.
+        if run.rounds_done < rounds or not len(measured) or not np.isfinite(measured[-evaluations:]).all():
+            return None
+        values.append(measured[-evaluations:, SCORES[::-1].index(score)].mean())
+    return float(np.mean(values))
+
+
+def tuned_spec(spec: Spec, choices: Sequence[Choice]) -> Spec:
+    """The spec with the chosen rates as overrides of each policy."""
+    by_label = {choice.label: choice.best for choice in choices}
+    return replace(spec, policies=tuple(by_label[policy.label].applied_to(spec, policy) for policy in spec.policies))
+
+
+def tuned_text(spec: Spec, choices: Sequence[Choice], *, command: str, searched: Spec, score: str) -> str:
+    """A spec file with the chosen rates that says how they were found; nothing in it depends on the day."""
+    options = searched.partition.options
+    share = f"holdout {options['holdout']:g}" if options.get("holdout") else f"split {options.get('split')}"
+    lines = [
+        "Learning rates found by:",
+        f"  {command}",
+        f"Judged by {score} on validation data ({share} of every client), {searched.rounds} rounds,",
+        f"seeds {', '.join(map(str, searched.seeds))}; the same grid for every policy.",
+    ]
+    for choice in choices:
+        lines.append(f"{choice.label}: {choice.best}{' (at the edge of the grid)' if choice.at_edge else ''}, of")
+        for candidate, value in choice.scores:
+            lines.append(f"  {candidate}: {'not finite' if value is None else f'{value:.4f}'}")
+    return "\n".join(f"# {line}" for line in lines) + "\n" + toml_text(tuned_spec(spec, choices).to_dict())

@@ -1,0 +1,1 @@
+"""The JAX engine: compiled programs that train and measure whole cohorts."""

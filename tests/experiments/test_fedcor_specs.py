@@ -1,0 +1,57 @@
+"""The experiments of FedCor and FedGP are accepted, and the paper's setting plays on a stand-in for its data."""
+
+from __future__ import annotations
+
+import tomllib
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from fedpick.experiments.simulation import build
+from fedpick.experiments.spec import load_spec, parse_spec
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SPECS = sorted(path.stem for pattern in ("fedcor-*.toml", "fedgp-*.toml") for path in FOLDER.glob(pattern))
+
+pytest.importorskip("jax")
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_spec_is_accepted_and_all_its_runs_differ(name):
+    spec = load_spec(FOLDER / f"{name}.toml")
+    keys = {spec.run_key(policy, seed) for policy in spec.policies for seed in spec.seeds}
+    assert len(keys) == len(spec.policies) * len(spec.seeds)
+
+
+def test_every_table_and_figure_has_its_spec():
+    parts = ("2spc", "1spc", "dir")
+    expected = {
+        f"fedcor-{data}-{part}{kind}"
+        for data in ("fmnist", "cifar10")
+        for part in parts
+        for kind in ("", "-interval", "-beta")
+    }
+    expected |= {f"fedgp-{data}-{part}" for data in ("fmnist", "cifar10") for part in parts}
+    expected |= {f"fedcor-fmnist-{part}-cost" for part in parts}
+    expected |= {"fedcor-cifar10-2spc-short", "fedcor-fmnist-1spc-embedding"}
+    assert set(SPECS) == expected
+
+
+def test_the_counters_hold_probes_and_trials():
+    content = tomllib.loads((FOLDER / "fedcor-fmnist-2spc.toml").read_text())
+    content |= {"data": {"name": "digits"}, "task": {"name": "logistic"}, "local": {"lr": 0.1, "epochs": 1}}
+    content["partition"] |= {"num_clients": 20}
+    quick = {"warmup": 2, "interval": 3, "warmup_iterations": 5, "iterations": 5}
+    content["policies"] = [{"name": "uniform", "weighting": "equal"}, {"name": "fedcor", **quick}]
+    spec = parse_spec(content)
+    totals = {}
+    for policy in spec.policies:
+        records = list(islice(build(spec.settings_of(policy, 0)).rounds(), 6))
+        totals[policy.name] = records[-1].counters
+    # Rounds 0, 1 and 2 measure 20 clients once, round 5 twice.
+    assert totals["fedcor"]["scalars_up"] == 5 * 20
+    assert totals["uniform"]["scalars_up"] == 0
+    # Five of the twenty train anyway; the trial cohort has the model from the probe, its own goes to everybody.
+    assert totals["fedcor"]["models_down"] == 6 * 5 + 3 * 15 + (15 + 20)
+    assert totals["fedcor"]["updates_up"] == totals["uniform"]["updates_up"] + 5

@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from store_content import content
+from tiny_simulation import BUILD, NUM_CLIENTS, empty_round, tiny_spec
+
+from fedpick.core.errors import InvalidInput, StateFileError
+from fedpick.experiments import schema as tables
+from fedpick.experiments.records import (
+    array_bytes,
+    bytes_array,
+    mask_bytes,
+    mask_from,
+    pack_checkpoint,
+    split_diagnostics,
+    unpack_checkpoint,
+)
+from fedpick.experiments.runner import run
+from fedpick.experiments.store import Store, StoreError, in_a_sentence, open_store
+
+
+@pytest.fixture
+def filled(tmp_path):
+    store = Store(tmp_path / "results" / "deep" / "a.sqlite")
+    report = run(tiny_spec(rounds=12, seeds=2, every=3), store, processes=1, build=BUILD)
+    return store, report.experiment
+
+
+def test_rounds_read_back_as_columns(filled):
+    store, experiment = filled
+    first = store.runs(experiment.id)[0]
+    columns = store.rounds(first.id)
+    assert columns["round"].tolist() == list(range(12))
+    assert np.flatnonzero(~np.isnan(columns["accuracy"])).tolist() == [2, 5, 8, 11]
+    assert (np.diff(columns["bytes_up"]) >= 0).all()
+    assert columns["select_seconds"].tolist() == [1e-3] * 12
+    assert columns["diagnostics"][0]["norm"] > 0
+    assert len(store.rounds(first.id, limit=5)["round"]) == 5
+
+
+def test_a_round_without_evaluation_leaves_the_latest_accuracy(tmp_path):
+    store = Store(tmp_path / "a.sqlite")
+    run_id = store.runs(store.register(tiny_spec(rounds=3)))[0].id
+    for index, accuracy in enumerate((None, 0.5, None)):
+        store.write_round(run_id, empty_round(index, test_accuracy=accuracy), checkpoint=None, wall_seconds=2.0)
+    run = store.run(run_id)
+    assert (run.rounds_done, run.accuracy, run.wall_seconds) == (3, 0.5, 6.0)
+
+
+def test_selections_read_back_as_they_were(filled):
+    store, experiment = filled
+    for each in store.runs(experiment.id):
+        rows = list(store.selections(each.id))
+        columns = store.rounds(each.id)
+        assert [row.round for row in rows] == list(range(12))
+        counts = np.zeros(NUM_CLIENTS, int)
+        for row in rows:
+            assert row.available[row.clients].all()
+            assert row.available.sum() == columns["num_available"][row.round]
+            assert len(row.clients) == len(row.weights) == len(row.completed) == len(row.loss)
+            assert (row.weights[~row.completed] == 0).all()
+            counts[row.clients] += 1
+        assert np.array_equal(store.selection_counts(each.id), counts)
+        assert np.array_equal(store.selection_counts(each.id, limit=0), np.zeros(NUM_CLIENTS))
+
+
+def test_arrays_federations_states_and_manifests_read_back(filled):
+    store, experiment = filled
+    runs = store.runs(experiment.id)
+    assert store.array_names(runs[0].id) == {"policy/model": list(range(12))}
+    assert store.array(runs[0].id, 3, "policy/model").shape == (6,)
+    with pytest.raises(InvalidInput, match="no array"):
+        store.array(runs[0].id, 3, "policy/nothing")
+    facts = store.federation(runs[0].federation_id)
+    assert facts.label_histogram.shape == (NUM_CLIENTS, 3)
+    assert np.array_equal(facts.num_examples, 1 + facts.label_histogram.sum(axis=1))
+    assert {run.federation_id for run in runs} == {runs[0].federation_id, runs[1].federation_id}
+    afl = next(run for run in runs if run.policy == "afl")
+    assert all(len(value) == NUM_CLIENTS for value in store.policy_state(afl.id).values())
+    assert store.policy_state(afl.id)
+    assert afl.manifest["versions"]["fedpick"]
+    assert afl.manifest["host"]["cores"]
+    assert afl.parameters["alpha1"] == 0.75
+    assert "@" in afl.reference
+
+
+def test_experiments_are_found_by_id_title_or_hash_and_the_latest_is_the_default(filled):
+    store, first = filled
+    second = run(tiny_spec(["md"], rounds=3), store, processes=1, build=BUILD).experiment
+    assert store.experiment().hash == second.hash
+    assert store.experiment(first.id).hash == first.hash
+    assert store.experiment(first.hash[:10]).hash == first.hash
+    assert store.experiment("tiny").title == "tiny"
+    with pytest.raises(InvalidInput, match="no experiment 'zzz'"):
+        store.experiment("zzz")
+    store.register(tiny_spec(rounds=12, seeds=2, every=3))
+    assert store.experiment().hash == first.hash
+    assert (first.rounds, first.targets) == (12, (0.5,))
+
+
+def test_experiments_share_runs(filled):
+    store, first = filled
+    wider = run(tiny_spec(("uniform", "md"), rounds=12, seeds=2, every=3), store, processes=1, build=BUILD).experiment
+    ids = {run.id for run in store.runs(first.id)}
+    assert {run.id for run in store.runs(wider.id) if run.policy == "uniform"} < ids
+
+
+def test_a_newer_schema_is_refused(filled):
+    store, _ = filled
+    with store.writing() as connection:
+        connection.execute(tables.schema.update(), {"version": 99, "written_by": "fedpick 9.9"})
+    with pytest.raises(StoreError, match=r"schema 99 \(written by fedpick 9\.9\)"):
+        Store(Path(store.engine.url.database))
+
+
+def test_what_is_no_store_is_refused(tmp_path):
+    with pytest.raises(StoreError, match="no results at"):
+        open_store(tmp_path / "absent.sqlite")
+    foreign = tmp_path / "text.sqlite"
+    foreign.write_text("not a database at all, but long enough to be one")
+    with pytest.raises(StoreError, match="cannot be opened"):
+        Store(foreign)
+    with sa.create_engine(f"sqlite:///{tmp_path / 'other.sqlite'}").begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE something (a INTEGER)")
+    with pytest.raises(StoreError, match="holds no fedpick results"):
+        open_store(tmp_path / "other.sqlite")
+    with pytest.raises(StoreError, match="not a database URL"):
+        Store("nonsense://///::")
+
+
+@contextmanager
+def read_only_medium(store):
+    """A copy of the store in a directory that cannot be written to, not even by root, who becomes somebody else."""
+    store.close()
+    directory = Path(tempfile.mkdtemp(prefix="fedpick-read-only-"))
+    file = directory / "a.sqlite"
+    shutil.copyfile(Path(store.engine.url.database), file)
+    file.chmod(0o444)
+    directory.chmod(0o555)
+    try:
+        if os.getuid() == 0:
+            os.seteuid(65534)
+        yield file
+    finally:
+        os.seteuid(os.getuid())
+        directory.chmod(0o755)
+        shutil.rmtree(directory)
+
+
+def test_a_store_on_a_read_only_medium_can_be_read(filled):
+    store, experiment = filled
+    with read_only_medium(store) as file:
+        with pytest.raises(StoreError, match="cannot be opened"):
+            Store(file)
+        opened = open_store(file)
+        assert opened.experiment().hash == experiment.hash
+        assert len(opened.rounds(opened.runs(experiment.id)[0].id)["round"]) == 12
+        assert [each.name for each in file.parent.iterdir()] == ["a.sqlite"]
+        opened.close()
+
+
+def test_reading_writes_nothing_and_sees_what_is_being_written(filled):
+    store, experiment = filled
+    file = Path(store.engine.url.database)
+    store.close()
+    before = {each: each.read_bytes() for each in file.parent.iterdir()}
+    reader = open_store(file)
+    with reader.engine.connect() as connection, pytest.raises(sa.exc.OperationalError, match="readonly"):
+        connection.exec_driver_sql("DELETE FROM rounds")
+    reader.close()
+    assert {each: each.read_bytes() for each in file.parent.iterdir()} == before
+    reader = open_store(file)
+    with pytest.raises(StoreError, match="opened for reading"):
+        reader.restart(1)
+    first = store.runs(experiment.id)[0].id
+    assert len(reader.rounds(first)["round"]) == 12  # while the writer has it open
+    store.restart(first)
+    assert len(reader.rounds(first)["round"]) == 0
+    reader.close()
+
+
+def test_damage_is_said_in_a_sentence(filled):
+    store, experiment = filled
+    first = store.runs(experiment.id)[0].id
+    with store.writing() as connection:
+        connection.execute(tables.arrays.update(), {"value": b"nothing"})
+        connection.execute(tables.rounds.update(), {"diagnostics": "{"})
+    with pytest.raises(StateFileError, match="The store is damaged"):
+        store.array(first, 0, "policy/model")
+    with pytest.raises(StateFileError, match="The store is damaged"):
+        store.rounds(first)
+
+
+def test_errors_of_the_database_are_told_without_their_sql(tmp_path):
+    store = Store(tmp_path / "a.sqlite")
+    with pytest.raises(sa.exc.OperationalError) as caught, store.engine.connect() as connection:
+        connection.exec_driver_sql("SELECT * FROM missing")
+    assert in_a_sentence(caught.value) == "The database failed: no such table: missing."
+    assert in_a_sentence(ZeroDivisionError("why")) == "ZeroDivisionError: why"
+
+
+def test_an_empty_store_says_what_to_do(tmp_path):
+    with pytest.raises(InvalidInput, match="no experiment in this store yet"):
+        Store(tmp_path / "new.sqlite").experiment()
+
+
+def test_masks_arrays_and_diagnostics_as_bytes():
+    rng = np.random.default_rng(0)
+    for size in (1, 8, 13, 1000):
+        mask = rng.random(size) < 0.5
+        assert np.array_equal(mask_from(mask_bytes(mask), size), mask)
+    assert mask_bytes(np.ones(9, bool)) is None
+    assert mask_from(None, 3).all()
+    assert len(mask_bytes(rng.random(1_000_000) < 0.5)) < 130_000
+    array = rng.normal(size=(3, 4)).astype(np.float32)
+    assert np.array_equal(bytes_array(array_bytes(array)), array)
+    text, found = split_diagnostics(
+        {"a": np.float64("nan"), "b": np.arange(3), "c": [1, np.int64(2)], "d": np.empty(10**6), "e": {"f": None}}
+    )
+    assert (
+        text == '{"a": null, "c": [1, 2], "d": "not stored: array of float64 with shape (1000000,)", "e": {"f": null}}'
+    )
+    assert list(found) == ["b"]
+
+
+def test_checkpoints_keep_every_bit_and_refuse_damage():
+    arrays = {"a/b": np.array([0.1, np.nan, np.inf]), "c": np.arange(4, dtype=np.int8).reshape(2, 2)}
+    plain = {"x": 0.1, "y": None, "z": "text"}
+    packed = pack_checkpoint(arrays, plain)
+    assert packed == pack_checkpoint(arrays, plain)
+    got, values = unpack_checkpoint(packed)
+    assert values == plain
+    assert all(got[name].dtype == arrays[name].dtype and np.array_equal(got[name], arrays[name], equal_nan=name != "c")
+               for name in arrays)  # fmt: skip
+    with pytest.raises(StateFileError, match="damaged"):
+        unpack_checkpoint(b"PK nothing")
+
+
+# PostgreSQL, for real
+
+_BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    if not _BINARIES:
+        pytest.skip("PostgreSQL is not installed (Debian: apt install postgresql)")
+    pytest.importorskip("psycopg", reason="the driver is not installed (pip install 'fedpick[postgres]')")
+    binaries = _BINARIES[-1].parent
+    # PostgreSQL refuses to run as root.
+    user = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.getuid() == 0 else {}
+    directory = Path(tempfile.mkdtemp(prefix="fedpick-postgres-"))
+    if user:
+        shutil.chown(directory, "postgres", "postgres")
+    clean = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
+    subprocess.run(
+        [binaries / "initdb", "-D", directory / "data", "-U", "fedpick", "-A", "trust", "-E", "UTF8", "--no-sync"],
+        check=True, capture_output=True, env=clean, cwd=directory, **user,
+    )  # fmt: skip
+    port = _free_port()
+    command = [binaries / "postgres", "-D", directory / "data", "-h", "127.0.0.1", "-p", str(port), "-k", directory]
+    with (directory / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [*command, "-c", "fsync=off"], stdout=log, stderr=log, env=clean, cwd=directory, **user
+        )
+    try:
+        _wait_for(port, server, directory / "log")
+        yield f"postgresql://fedpick@127.0.0.1:{port}/postgres"
+    finally:
+        server.send_signal(signal.SIGINT)  # "fast shutdown"
+        try:
+            server.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _wait_for(port: int, server: subprocess.Popen, log: Path) -> None:
+    import psycopg
+
+    for _ in range(200):
+        assert server.poll() is None, log.read_text()
+        try:
+            psycopg.connect(f"host=127.0.0.1 port={port} user=fedpick dbname=postgres", connect_timeout=2).close()
+            return
+        except psycopg.OperationalError:
+            time.sleep(0.1)
+    raise AssertionError(f"PostgreSQL did not start: {log.read_text()}")
+
+
+def test_postgresql_holds_the_same_rows_as_sqlite(postgres, tmp_path):
+    spec = tiny_spec(rounds=12, every=3)
+    local = Store(tmp_path / "a.sqlite")
+    run(spec, local, processes=1, build=BUILD)
+    shared = Store(postgres)
+    try:
+        run(tiny_spec(rounds=7, every=3), shared, processes=1, build=BUILD)
+        report = run(spec, shared, processes=2, build=BUILD)  # goes on, and from two processes
+        assert report.complete
+        there, here = content(shared), content(local)
+        for table in ("runs", "federations", "rounds", "selections", "arrays", "checkpoints"):
+            assert there[table] == here[table]
+        first = shared.runs(report.experiment.id)[0]
+        assert len(list(shared.selections(first.id))) == 12
+        assert shared.experiment().hash == spec.hash
+    finally:
+        shared.close()
+
+
+def test_a_database_that_does_not_answer_is_told(postgres):
+    with pytest.raises(StoreError, match="cannot be opened"):
+        Store(f"postgresql://fedpick:secret@127.0.0.1:{_free_port()}/postgres")
