@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from store_content import content
-from tiny_simulation import BUILD, tiny_spec
 
 import fedpick
 from fedpick.core.errors import InvalidInput
@@ -21,6 +19,8 @@ from fedpick.experiments.progress import Progress
 from fedpick.experiments.runner import default_processes, make_engine, run
 from fedpick.experiments.store import Store
 from fedpick.experiments.worker import work
+from tests.experiments.store_content import content
+from tests.experiments.tiny_simulation import BUILD, tiny_spec
 
 HERE = Path(__file__).parent
 
@@ -212,7 +212,7 @@ SCRIPT = """
 import sys
 from fedpick.experiments.runner import run
 from fedpick.experiments.store import Store
-from tiny_simulation import BUILD, tiny_spec
+from tests.experiments.tiny_simulation import BUILD, tiny_spec
 if __name__ == "__main__":
     report = run(tiny_spec(), Store(sys.argv[1]), processes=int(sys.argv[2]), build=BUILD)
     sys.exit(0 if report.complete else 3)

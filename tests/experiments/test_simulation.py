@@ -8,7 +8,8 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from store_content import content
+
+from tests.experiments.store_content import content
 
 pytest.importorskip("jax")
 

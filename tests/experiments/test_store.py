@@ -13,8 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from store_content import content
-from tiny_simulation import BUILD, NUM_CLIENTS, empty_round, tiny_spec
 
 from fedpick.core.errors import InvalidInput, StateFileError
 from fedpick.experiments import schema as tables
@@ -29,6 +27,8 @@ from fedpick.experiments.records import (
 )
 from fedpick.experiments.runner import run
 from fedpick.experiments.store import Store, StoreError, in_a_sentence, open_store
+from tests.experiments.store_content import content
+from tests.experiments.tiny_simulation import BUILD, NUM_CLIENTS, empty_round, tiny_spec
 
 
 @pytest.fixture

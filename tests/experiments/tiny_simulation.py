@@ -125,7 +125,7 @@ class TinySimulation:
         self.session.restore(policy, plain["policy"], round=plain["round"])
 
 
-BUILD = "tiny_simulation:TinySimulation"
+BUILD = "tests.experiments.tiny_simulation:TinySimulation"
 
 
 def tiny_registries() -> Registries:

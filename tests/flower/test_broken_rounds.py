@@ -9,12 +9,12 @@ import pytest
 
 flwr = pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedpick[flower]'")
 
-from fake_grid import FakeGrid, FakeNode, federation, start  # noqa: E402
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message  # noqa: E402
 from flwr.serverapp import strategy as flower  # noqa: E402
 
 import fedpick  # noqa: E402
 from fedpick.flower import with_policy  # noqa: E402
+from tests.flower.fake_grid import FakeGrid, FakeNode, federation, start  # noqa: E402
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 

@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedpick[flower]'")
 
-from fake_grid import FakeGrid, FakeNode, federation, start
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import strategy as flower
 
@@ -19,6 +18,7 @@ import fedpick
 from fedpick.core.errors import MissingSignal
 from fedpick.flower import with_policy
 from fedpick.flower.roster import Roster
+from tests.flower.fake_grid import FakeGrid, FakeNode, federation, start
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 

@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedpick[flower]'")
 
-from fake_grid import FakeGrid, FakeNode, federation, start
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
@@ -19,6 +18,7 @@ from flwr.serverapp.strategy import Strategy
 import fedpick
 from fedpick.core.errors import InvalidInput, MissingSignal, StateFileError
 from fedpick.flower import with_policy
+from tests.flower.fake_grid import FakeGrid, FakeNode, federation, start
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 

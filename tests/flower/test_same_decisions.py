@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedpick[flower]'")
 pytest.importorskip("jax", reason="JAX is not installed: pip install 'fedpick[sim]'")
 
-from fake_grid import FakeGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
@@ -22,6 +21,7 @@ from fedpick.core.registry import BUILT_IN
 from fedpick.flower import with_policy
 from fedpick.sim import LocalTraining, Simulator, simulate
 from fedpick.sim.faults import Faults
+from tests.flower.fake_grid import FakeGrid
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 

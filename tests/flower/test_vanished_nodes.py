@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedpick[flower]'")
 
-import fake_grid  # noqa: F401  makes messages possible outside a run
 from flwr.app import ConfigRecord, Message, RecordDict
+
+import tests.flower.fake_grid  # noqa: F401  makes messages possible outside a run
 
 try:  # Flower's internals, which move between releases
     from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID

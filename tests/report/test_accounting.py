@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from report_store import make_spec, make_store
 
 from fedpick import availability
 from fedpick.core.errors import InvalidInput
@@ -22,6 +21,7 @@ from fedpick.report.charts_collect import EXCLUDED as OUT
 from fedpick.report.charts_collect import SHUT_OUT as OFF
 from fedpick.report.tables_groups import distance_table, group_table
 from fedpick.theory.ca_fed import importance_by_group
+from tests.report.report_store import make_spec, make_store
 
 SIZES = np.array([1.0, 2.0, 3.0, 4.0])
 ROUNDS = [([0, 1], [0.5, 0.5]), ([], []), ([1], [2.0]), ([0, 3], [0.0, 1.0])]

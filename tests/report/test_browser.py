@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from report_store import HOSTILE, make_spec, make_store
 
 from fedpick.report import write_report
+from tests.report.report_store import HOSTILE, make_spec, make_store
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'fedpick[dev]'")
 

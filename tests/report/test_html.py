@@ -9,7 +9,6 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from report_store import HOSTILE, make_spec, make_store
 
 from fedpick.core.errors import InvalidInput
 from fedpick.report import write_figures, write_report
@@ -20,6 +19,7 @@ from fedpick.report.charts_collect import CHOSEN, FAILED
 from fedpick.report.charts_learned import cluster_order, flat_map
 from fedpick.report.charts_palette import styles_of
 from fedpick.report.html_parts import spec_toml, tiles
+from tests.report.report_store import HOSTILE, make_spec, make_store
 
 
 def charts_of(store):

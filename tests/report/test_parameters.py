@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_store import make_spec, make_store
 
 from fedpick.core.errors import InvalidInput, UnknownName
 from fedpick.experiments.spec import Named, PolicySpec
@@ -14,6 +13,7 @@ from fedpick.report import analysis, parameters, write_figures, write_report
 from fedpick.report.charts import sections_of
 from fedpick.report.charts_base import numbers, read_material
 from fedpick.report.tables import difference_table
+from tests.report.report_store import make_spec, make_store
 
 
 def sweep_spec(values=(0.1, 1.0, 10.0), **options):

@@ -6,7 +6,6 @@ from itertools import islice
 import jax
 import numpy as np
 import pytest
-from naive_loop import make_federation
 from test_sim_driver import digest
 
 import fedpick.policies  # noqa: F401  (fills the registry)
@@ -17,6 +16,7 @@ from fedpick.core.session import Session
 from fedpick.core.state import Stateless
 from fedpick.core.types import Selection
 from fedpick.sim import Faults, LearningRate, LocalTraining, ServerStep, Simulator, ahead, simulate
+from tests.sim.naive_loop import make_federation
 
 FAULTS = Faults(dropout=0.2, nan=0.1, deadline=3, latency=1, speed_spread=0.5)
 LOCAL = LocalTraining(lr=LearningRate(initial=0.1, milestones=(5,)), steps=3, batch_size=8)

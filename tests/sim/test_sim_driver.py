@@ -9,7 +9,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from naive_loop import client_batches, make_federation, to_numpy
 
 import fedpick.policies  # noqa: F401  (fills the registry)
 from fedpick import availability
@@ -19,6 +18,7 @@ from fedpick.core.policy import Signal
 from fedpick.core.session import Session
 from fedpick.core.types import Probe, Selection
 from fedpick.sim import Faults, LocalTraining, ServerStep, Simulator, simulate, tasks
+from tests.sim.naive_loop import client_batches, make_federation, to_numpy
 
 LOCAL = LocalTraining(lr=0.1, steps=3, batch_size=8)
 OPTIONS = {"server": ServerStep(lr=0.5, momentum=0.5), "faults": Faults(dropout=0.2, nan=0.1), "seed": 5}

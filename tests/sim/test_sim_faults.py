@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from naive_loop import assert_trees_close, make_federation, to_numpy, train_round
 
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Signal
 from fedpick.core.types import Probe, Selection, aggregation_weights
 from fedpick.sim import Faults, LocalTraining, ServerStep, Simulator, Task
+from tests.sim.naive_loop import assert_trees_close, make_federation, to_numpy, train_round
 
 LOCAL = LocalTraining(lr=0.1, steps=3, batch_size=8)
 EVERYBODY = np.arange(6)

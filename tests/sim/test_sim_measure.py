@@ -1,12 +1,12 @@
 import jax
 import numpy as np
 import pytest
-from naive_loop import assert_trees_close, make_federation, mean_loss, to_numpy, train_client
 
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Signal
 from fedpick.core.types import Probe, Selection
 from fedpick.sim import LocalTraining, ServerStep, Simulator, tasks
+from tests.sim.naive_loop import assert_trees_close, make_federation, mean_loss, to_numpy, train_client
 
 LOCAL = LocalTraining(lr=0.1, steps=3, batch_size=8)
 

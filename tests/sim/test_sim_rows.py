@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from naive_loop import make_federation
 
 from fedpick.core.errors import InvalidInput
 from fedpick.core.types import Selection
 from fedpick.data.types import Federation
 from fedpick.sim import LocalTraining, Simulator, Task, examples
 from fedpick.sim.examples import Rows, aligned, frozen
+from tests.sim.naive_loop import make_federation
 
 ON_CPU = jax.default_backend() == "cpu"
 

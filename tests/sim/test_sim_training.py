@@ -7,7 +7,13 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from naive_loop import (
+
+from fedpick.core.errors import InvalidInput
+from fedpick.core.policy import Signal
+from fedpick.core.types import Probe, Selection
+from fedpick.sim import LearningRate, LocalTraining, ServerStep, Simulator, Task, tasks
+from fedpick.sim.jax_engine import engine as programs
+from tests.sim.naive_loop import (
     assert_trees_close,
     client_batches,
     make_federation,
@@ -16,12 +22,6 @@ from naive_loop import (
     train_client,
     train_round,
 )
-
-from fedpick.core.errors import InvalidInput
-from fedpick.core.policy import Signal
-from fedpick.core.types import Probe, Selection
-from fedpick.sim import LearningRate, LocalTraining, ServerStep, Simulator, Task, tasks
-from fedpick.sim.jax_engine import engine as programs
 
 SOLVERS = {
     "epoch steps": LocalTraining(lr=0.1, steps=7, batch_size=8),
