@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
 from fedpick.report.availability_figures import _new_figure
 from fedpick.report.charts_palette import styles_of
@@ -36,7 +37,6 @@ __all__ = [
     "draw_similarities",
 ]
 
-FloatArray = NDArray[np.float64]
 
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#00876A", "#767676"
 

@@ -17,9 +17,9 @@ from fedpick.availability import (
     no_counts,
     update_counts,
 )
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.state import carry_over, join, per_client, split
-from fedpick.core.types import FloatArray
 
 
 def seen(masks, known=None):

@@ -55,7 +55,7 @@ def test_plug_ins_are_found_and_broken_ones_break_nothing(monkeypatch):
         monkeypatch,
         acme__good="fedpick.policies.uniform:Uniform",
         acme__gone="no_such_module:Policy",
-        acme__odd="test_registry:NotAPolicy",
+        acme__odd="tests.core.test_registry:NotAPolicy",
         bare="fedpick.policies.uniform:Uniform",
     )
     assert {"acme/good", "acme/gone", "acme/odd"} <= set(fedpick.policies.names())
@@ -73,8 +73,10 @@ def test_plug_ins_are_found_and_broken_ones_break_nothing(monkeypatch):
 def test_a_class_of_ones_own_goes_by_module_and_name():
     policy = fedpick.policies.get("fedpick.policies.uniform:Uniform", weighting="equal")
     assert policy == fedpick.policies.get("uniform", weighting="equal")
-    with pytest.raises(InvalidInput, match=r"'test_registry:NotAPolicy' is not a subclass of fedpick.Policy"):
-        fedpick.policies.get("test_registry:NotAPolicy")
+    with pytest.raises(
+        InvalidInput, match=r"'tests.core.test_registry:NotAPolicy' is not a subclass of fedpick.Policy"
+    ):
+        fedpick.policies.get("tests.core.test_registry:NotAPolicy")
     with pytest.raises(UnknownName, match="Did you mean 'Uniform'"):
         fedpick.policies.get("fedpick.policies.uniform:Unifrom")
     with pytest.raises(InvalidInput, match=r"hyper-parameter of .* named 'weigting'"):

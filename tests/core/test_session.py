@@ -400,7 +400,7 @@ def test_numbers_of_numpy_can_be_saved_and_other_objects_are_refused(tmp_path):
 
 @pytest.mark.parametrize("seed", [-1, 1.5, None, "7", True])
 def test_a_seed_is_a_whole_number(seed):
-    with pytest.raises(InvalidInput, match="seed must be a whole number"):
+    with pytest.raises(InvalidInput, match="'seed' parameter of Session must be a whole number"):
         Session(Recorder(probes=False), CLIENTS, seed)
 
 

@@ -72,7 +72,7 @@ def test_a_policy_is_a_policy(policy, message):
     ],
 )
 def test_a_setting_that_cannot_be_used_is_refused_by_name(setting, value):
-    with pytest.raises(InvalidInput, match=rf"^{setting} must .*Got "):
+    with pytest.raises(InvalidInput, match=rf"^(The '{setting}' parameter of with_policy|{setting}) must .*Got "):
         with_policy(flower.FedAvg(), UNIFORM, **{setting: value})
 
 

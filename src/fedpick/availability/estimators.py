@@ -43,9 +43,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.state import per_client
-from fedpick.core.types import BoolArray, FloatArray, IntArray
 
 __all__ = [
     "AvailabilityCounts",

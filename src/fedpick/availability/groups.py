@@ -15,12 +15,11 @@ import numpy as np
 from fedpick.availability.process import (
     AvailabilityProcess,
     Trace,
-    checked_number,
-    checked_whole,
 )
+from fedpick.core.arrays import BoolArray, FloatArray
 from fedpick.core.errors import InvalidInput
-from fedpick.core.records import assign
-from fedpick.core.types import BoolArray, Clients, FloatArray
+from fedpick.core.types import Clients
+from fedpick.core.validation import assign, number, whole
 
 __all__ = ["AlternatingGroups", "AlternatingTrace"]
 
@@ -78,7 +77,7 @@ class AlternatingGroups(AvailabilityProcess):
     reference: ClassVar[str] = POWER_OF_CHOICE
 
     def __post_init__(self) -> None:
-        assign(self, num_groups=checked_whole(self, "num_groups", 1), excluded=checked_number(self, "excluded", 0, 1))
+        assign(self, num_groups=whole(self, "num_groups", 1), excluded=number(self, "excluded", "[0, 1]"))
 
     def start(self, clients: Clients, seed: int) -> AlternatingTrace:
         """See `AvailabilityProcess.start`."""

@@ -27,9 +27,9 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import DataError, InvalidInput
-from fedpick.core.records import assign
-from fedpick.core.types import FloatArray, IntArray
+from fedpick.core.validation import assign
 
 __all__ = ["FORMATS", "DeviceLogs", "read_csv", "read_fedscale", "read_flash_json", "read_logs", "read_npz"]
 

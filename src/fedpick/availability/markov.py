@@ -35,16 +35,14 @@ from numpy.typing import ArrayLike
 from fedpick.availability.process import (
     AvailabilityProcess,
     Trace,
-    checked_choice,
-    checked_number,
     checked_values,
-    checked_whole,
     spread,
     trace_stream,
 )
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
-from fedpick.core.records import assign
-from fedpick.core.types import BoolArray, Clients, FloatArray, IntArray
+from fedpick.core.types import Clients
+from fedpick.core.validation import assign, choice, number, whole
 
 __all__ = [
     "Clustered",
@@ -197,13 +195,13 @@ class CorrelatedPopulation(AvailabilityProcess):
     def __post_init__(self) -> None:
         assign(
             self,
-            heterogeneity=checked_number(self, "heterogeneity", 0, 0.5),
-            correlation=checked_number(self, "correlation", -1, 1),
-            noise=checked_number(self, "noise", 0, 1),
+            heterogeneity=number(self, "heterogeneity", "[0, 0.5]"),
+            correlation=number(self, "correlation", "[-1, 1]"),
+            noise=number(self, "noise", "[0, 1]"),
         )
-        checked_choice(self, "variant", ("paper", "authors"))
-        checked_choice(self, "split", ("equal", "random"))
-        checked_choice(self, "order", ("shuffled", "blocks"))
+        choice(self, "variant", ("paper", "authors"))
+        choice(self, "split", ("equal", "random"))
+        choice(self, "order", ("shuffled", "blocks"))
 
     def start(self, clients: Clients, seed: int) -> MarkovTrace:
         """See `AvailabilityProcess.start`."""
@@ -257,12 +255,12 @@ class Clustered(AvailabilityProcess):
     reference: ClassVar[str] = CA_FED
 
     def __post_init__(self) -> None:
-        assign(self, num_clusters=checked_whole(self, "num_clusters", 1))
+        assign(self, num_clusters=whole(self, "num_clusters", 1))
         if self.availability is not None:
             assign(self, availability=checked_values(self, "availability", 0, 1))
         if self.correlation is not None:
             assign(self, correlation=checked_values(self, "correlation", -1, 1))
-        checked_choice(self, "assignment", ("blocks", "round-robin"))
+        choice(self, "assignment", ("blocks", "round-robin"))
 
     def start(self, clients: Clients, seed: int) -> MarkovTrace:
         """See `AvailabilityProcess.start`."""

@@ -34,15 +34,12 @@ import numpy as np
 from fedpick.availability.process import (
     AvailabilityProcess,
     Trace,
-    checked_choice,
-    checked_flag,
-    checked_number,
-    checked_whole,
     trace_stream,
 )
+from fedpick.core.arrays import BoolArray, FloatArray
 from fedpick.core.errors import InvalidInput
-from fedpick.core.records import assign
-from fedpick.core.types import BoolArray, Clients, FloatArray
+from fedpick.core.types import Clients
+from fedpick.core.validation import assign, choice, flag, number, whole
 
 __all__ = [
     "Homogeneous",
@@ -158,8 +155,8 @@ class Homogeneous(AvailabilityProcess):
     reference: ClassVar[str] = FEDGS
 
     def __post_init__(self) -> None:
-        assign(self, beta=checked_number(self, "beta", 0, 1))
-        checked_flag(self, "redraw")
+        assign(self, beta=number(self, "beta", "[0, 1]"))
+        flag(self, "redraw")
 
     def start(self, clients: Clients, seed: int) -> IndependentTrace:
         """See `AvailabilityProcess.start`."""
@@ -177,8 +174,8 @@ class MoreDataFirst(AvailabilityProcess):
     reference: ClassVar[str] = FEDGS
 
     def __post_init__(self) -> None:
-        assign(self, beta=checked_number(self, "beta", 0, np.inf, below=True))
-        checked_flag(self, "redraw")
+        assign(self, beta=number(self, "beta", "[0, inf)"))
+        flag(self, "redraw")
 
     def start(self, clients: Clients, seed: int) -> IndependentTrace:
         """See `AvailabilityProcess.start`."""
@@ -196,8 +193,8 @@ class LessDataFirst(AvailabilityProcess):
     reference: ClassVar[str] = FEDGS
 
     def __post_init__(self) -> None:
-        assign(self, beta=checked_number(self, "beta", 0, np.inf, below=True))
-        checked_flag(self, "redraw")
+        assign(self, beta=number(self, "beta", "[0, inf)"))
+        flag(self, "redraw")
 
     def start(self, clients: Clients, seed: int) -> IndependentTrace:
         """See `AvailabilityProcess.start`."""
@@ -217,8 +214,8 @@ class YMaxFirst(AvailabilityProcess):
     reference: ClassVar[str] = FEDGS
 
     def __post_init__(self) -> None:
-        assign(self, beta=checked_number(self, "beta", 0, 1))
-        checked_flag(self, "redraw")
+        assign(self, beta=number(self, "beta", "[0, 1]"))
+        flag(self, "redraw")
 
     def start(self, clients: Clients, seed: int) -> IndependentTrace:
         """See `AvailabilityProcess.start`."""
@@ -240,10 +237,10 @@ class YCycle(AvailabilityProcess):
     reference: ClassVar[str] = FEDGS
 
     def __post_init__(self) -> None:
-        assign(self, beta=checked_number(self, "beta", 0, 1))
+        assign(self, beta=number(self, "beta", "[0, 1]"))
         if self.period is not None:
-            assign(self, period=checked_whole(self, "period", 1))
-        checked_flag(self, "redraw")
+            assign(self, period=whole(self, "period", 1))
+        flag(self, "redraw")
 
     def start(self, clients: Clients, seed: int) -> IndependentTrace:
         """See `AvailabilityProcess.start`."""
@@ -269,8 +266,8 @@ class LogNormal(AvailabilityProcess):
     reference: ClassVar[str] = FEDGS
 
     def __post_init__(self) -> None:
-        assign(self, beta=checked_number(self, "beta", 0, 1, below=True))
-        checked_flag(self, "redraw")
+        assign(self, beta=number(self, "beta", "[0, 1)"))
+        flag(self, "redraw")
 
     def start(self, clients: Clients, seed: int) -> IndependentTrace:
         """See `AvailabilityProcess.start`."""
@@ -290,9 +287,9 @@ class SinLogNormal(AvailabilityProcess):
     reference: ClassVar[str] = FEDGS
 
     def __post_init__(self) -> None:
-        assign(self, beta=checked_number(self, "beta", 0, 1, below=True), period=checked_whole(self, "period", 2))
-        checked_choice(self, "phase", ("code", "paper"))
-        checked_flag(self, "redraw")
+        assign(self, beta=number(self, "beta", "[0, 1)"), period=whole(self, "period", 2))
+        choice(self, "phase", ("code", "paper"))
+        flag(self, "redraw")
 
     def start(self, clients: Clients, seed: int) -> IndependentTrace:
         """See `AvailabilityProcess.start`."""

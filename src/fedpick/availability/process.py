@@ -8,16 +8,16 @@ from the stream of "round 0", those of round t from that of "round t + 1", so th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedpick.core.errors import InvalidInput, is_number
+from fedpick.core.arrays import BoolArray, FloatArray, read_only
+from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose, stream
-from fedpick.core.types import BoolArray, Clients, FloatArray
+from fedpick.core.types import Clients
+from fedpick.core.validation import require, whole
 
 __all__ = ["AvailabilityProcess", "Trace"]
 
@@ -46,14 +46,13 @@ class Trace(ABC):
 
     def mask(self, round: int) -> BoolArray:
         """(N,) who is available in this round, counted from 0; read-only. Nobody at all is a possible answer."""
-        if isinstance(round, bool) or not isinstance(round, (int, np.integer)) or round < 0:
-            raise InvalidInput(f"A round must be a whole number of at least 0. Got {round!r}.")
+        index = whole("Trace.mask", "round", 0, value=round)
         latest = self._latest
-        if latest is not None and latest[0] == round:
+        if latest is not None and latest[0] == index:
             return latest[1]
-        mask = self._mask(int(round))
+        mask = self._mask(index)
         mask.flags.writeable = False
-        self._latest = (int(round), mask)
+        self._latest = (index, mask)
         return mask
 
     @abstractmethod
@@ -89,70 +88,22 @@ class AvailabilityProcess(ABC):
         """The trace for these clients; equal arguments give equal traces on every machine."""
 
 
-def read_only(array: FloatArray) -> FloatArray:
-    """A view that cannot be written to."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
 def trace_stream(seed: int) -> np.random.Generator:
     """The stream for draws that hold for a whole trace."""
     return stream(seed, 0, Purpose.AVAILABILITY)
 
 
-def checked_number(process: object, name: str, low: float, high: float, *, below: bool = False) -> float:
-    """The parameter as a float in [low, high], or [low, high) with `below`."""
-    value = getattr(process, name)
-    if not (is_number(value) and low <= value <= high and not (below and value == high)):
-        closing = ")" if below or high == np.inf else "]"
-        raise InvalidInput(
-            f"The parameter {name!r} of {type(process).__name__} must be a number in [{low:g}, {high:g}{closing}. "
-            f"Got {value!r}."
-        )
-    return float(value)
-
-
-def checked_whole(process: object, name: str, least: int) -> int:
-    """The parameter as an int of at least `least`."""
-    value = getattr(process, name)
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise InvalidInput(
-            f"The parameter {name!r} of {type(process).__name__} must be a whole number of at least {least}. "
-            f"Got {value!r}."
-        )
-    return int(value)
-
-
-def checked_choice(process: object, name: str, choices: Sequence[str]) -> None:
-    """Refuse a parameter that is none of the named options."""
-    value = getattr(process, name)
-    if value not in choices:
-        raise InvalidInput(
-            f"The parameter {name!r} of {type(process).__name__} must be one of "
-            f"{', '.join(map(repr, choices))}. Got {value!r}."
-        )
-
-
-def checked_flag(process: object, name: str) -> None:
-    """Refuse a parameter that is neither True nor False."""
-    value = getattr(process, name)
-    if not isinstance(value, bool):
-        raise InvalidInput(f"The parameter {name!r} of {type(process).__name__} must be true or false. Got {value!r}.")
-
-
 def checked_values(process: object, name: str, low: float, high: float) -> float | FloatArray:
     """The parameter as one float for all, or a read-only array with one value each, all in [low, high]."""
     value: Any = getattr(process, name)
-    problem = f"The parameter {name!r} of {type(process).__name__} must be a number or a list of numbers"
+    expected = f"a number in [{low:g}, {high:g}], or a list of such numbers with one per client or cluster"
     try:
-        array: NDArray[np.float64] = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{problem}. Got {value!r}.") from error
-    if isinstance(value, (bool, str)) or array.ndim > 1 or array.size == 0:
-        raise InvalidInput(f"{problem}, one per client or cluster. Got {value!r}.")
-    if not (array.min() >= low and array.max() <= high):  # also catches NaN
-        raise InvalidInput(f"{problem} in [{low:g}, {high:g}]. Got values from {array.min():g} to {array.max():g}.")
+        array: FloatArray = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.empty(0)
+    usable = not isinstance(value, (bool, str)) and array.ndim <= 1 and array.size > 0
+    # A comparison with NaN is false.
+    require(usable and bool(array.min() >= low and array.max() <= high), process, name, expected)
     if array.ndim == 0:
         return float(array)
     array.flags.writeable = False

@@ -21,15 +21,12 @@ from fedpick.availability.logs import DAY, FLASH_REQUIREMENTS, FORMATS, DeviceLo
 from fedpick.availability.process import (
     AvailabilityProcess,
     Trace,
-    checked_choice,
-    checked_flag,
-    checked_number,
-    checked_whole,
     trace_stream,
 )
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
-from fedpick.core.records import assign
-from fedpick.core.types import BoolArray, Clients, FloatArray, IntArray
+from fedpick.core.types import Clients
+from fedpick.core.validation import assign, choice, flag, number, whole
 
 __all__ = ["Replay", "ReplayTrace"]
 
@@ -170,13 +167,13 @@ class Replay(AvailabilityProcess):
         assign(
             self,
             path=str(self.path),
-            round_seconds=checked_number(self, "round_seconds", 1e-3, np.inf, below=True),
-            offset_seconds=checked_number(self, "offset_seconds", 0, np.inf, below=True),
-            least_state=checked_whole(self, "least_state", 1),
+            round_seconds=number(self, "round_seconds", "[1e-3, inf)"),
+            offset_seconds=number(self, "offset_seconds", "[0, inf)"),
+            least_state=whole(self, "least_state", 1),
             requirements=tuple(self.requirements),
         )
-        checked_choice(self, "format", ("auto", *FORMATS))
-        checked_flag(self, "shuffle")
+        choice(self, "format", ("auto", *FORMATS))
+        flag(self, "shuffle")
         wrong = [name for name in self.requirements if name not in FLASH_REQUIREMENTS]
         if wrong or not self.requirements:
             raise InvalidInput(

@@ -17,8 +17,9 @@ from fedpick.availability.estimators import (
     update_counts,
 )
 from fedpick.availability.process import AvailabilityProcess, Trace
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
-from fedpick.core.types import BoolArray, Clients, FloatArray, IntArray
+from fedpick.core.types import Clients
 
 __all__ = ["EstimationErrors", "TraceStatistics", "estimation_error_curve", "measure_trace"]
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from numbers import Integral, Real
 
 __all__ = [
     "DataError",
@@ -29,9 +28,6 @@ __all__ = [
     "PolicyCheckFailed",
     "StateFileError",
     "UnknownName",
-    "is_number",
-    "require",
-    "require_whole",
     "unknown_name",
 ]
 
@@ -83,24 +79,3 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     guess = f" Did you mean {close[0]!r}?" if close else ""
     listing = f"\n\nhint: {hint}" if hint else ""
     return UnknownName(f"There is no {kind} named {name!r}.{guess} Known: {', '.join(known)}.{listing}")
-
-
-def require(condition: bool, owner: object, parameter: str, expected: str) -> None:
-    """Refuse a hyper-parameter of `owner` that does not meet `condition`."""
-    if not condition:
-        raise InvalidInput(
-            f"The {parameter!r} parameter of {type(owner).__name__} must be {expected}. "
-            f"Got {getattr(owner, parameter)!r} instead."
-        )
-
-
-def is_number(value: object) -> bool:
-    """Whether it is a real number, NumPy's included; True and False are none."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def require_whole(owner: object, parameter: str, least: int) -> None:
-    """Refuse a hyper-parameter of `owner` that is neither None nor a whole number of at least `least`."""
-    value = getattr(owner, parameter)
-    whole = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-    require(value is None or whole, owner, parameter, f"None or a whole number of at least {least}")

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.records import assign, read_only
+from fedpick.core.arrays import read_only
 from fedpick.core.types import Outcome
+from fedpick.core.validation import assign
 
 __all__ = ["REPORT_LIMIT", "clean_answers", "clean_outcome"]
 

@@ -22,7 +22,8 @@ from fedpick.core.errors import (
 from fedpick.core.guard import REPORT_LIMIT, clean_answers, clean_outcome
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.rng import Purpose, stream
-from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection, whole_number
+from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection
+from fedpick.core.validation import number, whole
 
 __all__ = ["Decision", "Session"]
 
@@ -78,15 +79,13 @@ class Session:
             raise InvalidInput(
                 f"Session needs a policy object, such as fedpick.policies.get('uniform'). Got {policy!r}."
             )
-        if not report_limit > 0:
-            raise InvalidInput(f"report_limit must be larger than 0. Got {report_limit!r}.")
         _refuse_missing_signals(policy, clients, provides)
         self.policy = policy
         self.clients = clients
-        self.seed = whole_number(seed, "seed", 0)
+        self.seed = whole("Session", "seed", 0, value=seed)
         self.round = 0
         self.provides = provides
-        self.report_limit = report_limit
+        self.report_limit = number("Session", "report_limit", "(0, inf]", value=report_limit)
         self._state = policy.init(clients, stream(self.seed, 0, Purpose.INIT))
         self._pending: Decision | None = None
 
@@ -229,7 +228,7 @@ class Session:
         """Go on in this round from a state taken apart with `fedpick.core.state.split(session.state)`."""
         self._state = states.join(self._state, arrays, plain)
         self._pending = None
-        self.round = whole_number(round, "round", 0)
+        self.round = whole("Session.restore", "round", 0, value=round)
 
     def save(self, path: str | Path) -> None:
         """Write the committed state to a directory; a crash at any moment leaves the previous state loadable.

@@ -15,15 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray, read_only
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Signal
-from fedpick.core.records import assign, read_only
+from fedpick.core.validation import assign, whole
 
 __all__ = ["Clients", "Measurement", "Outcome", "Probe", "RoundContext", "Selection", "aggregation_weights"]
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 
 def _floats(values: ArrayLike, name: str, shape: tuple[int | None, ...]) -> FloatArray:
@@ -63,13 +60,6 @@ def _indices(values: ArrayLike, name: str) -> IntArray:
         values_, counts = np.unique(array, return_counts=True)
         raise InvalidInput(f"{name} must be unique. Client {values_[counts > 1][0]} is there {counts.max()} times.")
     return read_only(array)
-
-
-def whole_number(value: Any, name: str, least: int) -> int:
-    """The value as an int, refused where it is not a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise InvalidInput(f"{name} must be a whole number of at least {least}. Got {value!r}.")
-    return int(value)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -161,9 +151,12 @@ class Probe:
     """Estimate from one mini-batch of this size; None: the whole local data set."""
 
     def __post_init__(self) -> None:
-        assign(self, clients=_indices(self.clients, "Probe.clients"), signal=Signal(self.signal))
-        if self.batch_size is not None:
-            assign(self, batch_size=whole_number(self.batch_size, "Probe.batch_size", 1))
+        assign(
+            self,
+            clients=_indices(self.clients, "Probe.clients"),
+            signal=Signal(self.signal),
+            batch_size=whole(self, "batch_size", 1, optional=True),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -199,8 +192,8 @@ class RoundContext:
     def __post_init__(self) -> None:
         assign(
             self,
-            index=whole_number(self.index, "RoundContext.index", 0),
-            budget=whole_number(self.budget, "RoundContext.budget", 0),
+            index=whole(self, "index", 0),
+            budget=whole(self, "budget", 0),
             available=_booleans(self.available, "RoundContext.available", len(self.clients)),
             measurements=tuple(self.measurements),
         )
@@ -227,7 +220,7 @@ class Outcome:
     def __post_init__(self) -> None:
         clients = _indices(self.clients, "Outcome.clients")
         completed = _booleans(self.completed, "Outcome.completed", len(clients))
-        assign(self, index=whole_number(self.index, "Outcome.index", 0), clients=clients, completed=completed)
+        assign(self, index=whole(self, "index", 0), clients=clients, completed=completed)
         for name in ("loss", "train_loss", "duration", "update_norm"):
             value = getattr(self, name)
             if value is None:

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
 from fedpick.data.dealing import Owners, deal_counts, fill_empty, require, require_examples
 from fedpick.data.least_norm import least_norm_sizes
 
 __all__ = ["dirichlet_class", "dirichlet_lognormal", "dirichlet_qp"]
-
-FloatArray = NDArray[np.float64]
 
 
 def _require_alpha(alpha: float) -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["least_norm_sizes"]
+from fedpick.core.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
+__all__ = ["least_norm_sizes"]
 
 
 def least_norm_sizes(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose, stream
 from fedpick.data.dealing import require
@@ -19,7 +20,6 @@ from fedpick.data.types import Dataset
 
 __all__ = ["leaf_synthetic", "quadratic", "quadratic_optimum", "synthetic"]
 
-FloatArray = NDArray[np.float64]
 _BLOCK = 1024  # clients
 
 

@@ -21,9 +21,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import read_only
 from fedpick.core.errors import InvalidInput
-from fedpick.core.records import assign, read_only
 from fedpick.core.types import Clients
+from fedpick.core.validation import assign
 from fedpick.data.checks import (
     array_of,
     check_examples,

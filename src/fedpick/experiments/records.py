@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import StateFileError
 
 __all__ = [
@@ -37,8 +38,6 @@ __all__ = [
 
 LARGEST_ARRAY = 4_000_000
 """Policies' diagnostics with more bytes than this are not stored; their shape is noted instead."""
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

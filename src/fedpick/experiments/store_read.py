@@ -10,13 +10,12 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
 from fedpick.experiments import schema as tables
 from fedpick.experiments.records import bytes_array, floats_from, from_json, indices_from, mask_from, unpack_checkpoint
 
 __all__ = ["Experiment", "FederationFacts", "Reader", "Run", "SelectionRow"]
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Policy, Signal
-from fedpick.core.types import whole_number
+from fedpick.core.validation import whole
 from fedpick.flower.progress import RoundReport
 from fedpick.flower.roster import KeyFunction
 
@@ -55,11 +55,11 @@ class Settings:
     def __post_init__(self) -> None:
         if self.budget is not None:
             try:
-                self.budget = whole_number(self.budget, "budget", 1)
+                self.budget = whole("with_policy", "budget", 1, value=self.budget)
             except InvalidInput as error:
                 raise InvalidInput(f"{error} Pass None to choose among everybody available without a limit.") from error
-        self.seed = whole_number(self.seed, "seed", 0)
-        self.min_clients = whole_number(self.min_clients, "min_clients", 0)
+        self.seed = whole("with_policy", "seed", 0, value=self.seed)
+        self.min_clients = whole("with_policy", "min_clients", 0, value=self.min_clients)
         for name in ("wait", "probe_timeout", "train_timeout"):
             setattr(self, name, seconds(getattr(self, name), name))
         for name, arguments in (("key", "node_info, reported"), ("progress", "report")):

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray, IntArray
+
 __all__ = ["WORK_LIMIT", "Cohort", "best_cohort"]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 WORK_LIMIT = 30_000_000
 """Array elements the search may touch, roughly: about a tenth of a second."""

@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.errors import InvalidInput, require
+from fedpick.core.arrays import FloatArray
+from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Policy, Signal
-from fedpick.core.records import assign
 from fedpick.core.sampling import sample_uniform, top_k
 from fedpick.core.state import per_client
 from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection
+from fedpick.core.validation import assign, choice, flag, number, whole
 from fedpick.policies import _gp as gaussian
 
 __all__ = ["Correlation", "CorrelationState"]
 
-Floats = NDArray[np.float64]
 
 # Pictures for the report; beyond these sizes nobody could read them.
 _MATRIX_LIMIT = 500
@@ -37,13 +37,13 @@ class CorrelationState:
     """Somebody completed the last round, so the model is a new one."""
     trained: bool
     """The embedding was learned at least once."""
-    embedding: Floats = per_client(axis=1)
+    embedding: FloatArray = per_client(axis=1)
     """(d, N) X; 0 for a client never measured."""
-    samples: Floats = per_client(axis=1)
+    samples: FloatArray = per_client(axis=1)
     """(H, N) loss changes, newest first; NaN: no answer."""
-    losses: Floats = per_client()
+    losses: FloatArray = per_client()
     """(N,) answers of the last probe of the current model; NaN: none."""
-    picked: Floats = per_client()
+    picked: FloatArray = per_client()
     """(N,) times picked since the last update."""
 
 
@@ -88,23 +88,23 @@ class Correlation(Policy[CorrelationState]):
             "prior_mean": ("zero", "samples"),
             "selection_noise": gaussian.NOISE_RULES,
             "schedule": ("elapsed", "multiples", "after-multiples"),
-            "anneal_warmup": (True, False),
         }
-        require(self.variant in choices["variant"], self, "variant", _one_of(choices["variant"]))
+        choice(self, "variant", choices["variant"])
         self._refuse_another_preset()
         for name, value in self.presets[self.variant].items():
             if getattr(self, name) is None:
                 assign(self, **{name: value})
         for name, allowed in choices.items():
-            require(getattr(self, name) in allowed, self, name, _one_of(allowed))
+            choice(self, name, allowed)
+        flag(self, "anneal_warmup")
         for name, least in (("dimension", 1), ("interval", 1), ("trials", 1), ("iterations", 0), ("warmup", 0)):
-            require(_whole(getattr(self, name), least), self, name, f"a whole number of at least {least}")
+            whole(self, name, least)
         for name in ("history", "warmup_history", "warmup_iterations", "sample_from"):
-            require(_whole(getattr(self, name), 0), self, name, "a whole number of at least 0")
+            whole(self, name, 0)
         for name in ("beta", "theta"):
-            require(0 < getattr(self, name) <= 1, self, name, "in (0, 1]")
+            number(self, name, "(0, 1]")
         for name in ("noise", "learning_rate", "initial_scale"):
-            require(0 < getattr(self, name) < np.inf, self, name, "larger than 0")
+            number(self, name, "(0, inf)")
 
     def _refuse_another_preset(self) -> None:
         """`dataclasses.replace` of the variant alone would keep every option of the old one, under the new name."""
@@ -210,7 +210,7 @@ class Correlation(Policy[CorrelationState]):
     ) -> tuple[CorrelationState, dict[str, Any]]:
         """Take in the answers; where that gives a sample, learn the embedding again."""
         index = context.index
-        changes: list[Floats] = []
+        changes: list[FloatArray] = []
         if context.measurements:
             losses, *trials = (_spread(answer, len(context.clients)) for answer in context.measurements)
             if trials:
@@ -305,26 +305,18 @@ class Correlation(Policy[CorrelationState]):
         return (best if candidates is None else candidates[best]), -float(scores[best].sum())
 
 
-def _one_of(allowed: tuple[Any, ...]) -> str:
-    return "one of " + ", ".join(repr(value) for value in allowed)
-
-
-def _whole(value: Any, least: int) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
-
-
-def _equal(count: int) -> Floats:
+def _equal(count: int) -> FloatArray:
     return np.full(count, 1 / max(count, 1))
 
 
-def _spread(answer: Measurement, count: int) -> Floats:
+def _spread(answer: Measurement, count: int) -> FloatArray:
     """The answers of some clients as a row for all: NaN for the others."""
     row = np.full(count, np.nan)
     row[answer.clients] = answer.values
     return row
 
 
-def _remember(state: CorrelationState, changes: list[Floats], index: int) -> CorrelationState:
+def _remember(state: CorrelationState, changes: list[FloatArray], index: int) -> CorrelationState:
     """The new samples on top, the oldest ones out."""
     if not changes:
         return state

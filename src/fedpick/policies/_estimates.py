@@ -28,10 +28,12 @@ from fedpick.availability.estimators import (
     no_counts,
     update_counts,
 )
-from fedpick.core.errors import InvalidInput, require
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
+from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.sampling import sample_uniform
-from fedpick.core.types import BoolArray, Clients, FloatArray, IntArray, RoundContext
+from fedpick.core.types import Clients, RoundContext
+from fedpick.core.validation import choice, number
 
 __all__ = [
     "RODIO",
@@ -74,8 +76,8 @@ class _UsesEstimates(Protocol):
 
 def check_estimates(policy: _UsesEstimates) -> None:
     """Refuse hyper-parameters that make no sense."""
-    require(policy.estimates in _SOURCES, policy, "estimates", "'bayes', 'bayes-chain' or 'oracle'")
-    require(0 <= policy.prior < np.inf, policy, "prior", "a number of pseudo-counts of at least 0")
+    choice(policy, "estimates", _SOURCES)
+    number(policy, "prior", "[0, inf)")
 
 
 def oracle_signals(policy: _UsesEstimates, *signals: Signal) -> frozenset[Signal]:

@@ -31,10 +31,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray, IntArray
+
 __all__ = ["Fit", "correlation", "discounted_mean", "fit", "log_likelihood", "prior_moments", "select_greedy"]
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 NOISE_RULES = ("none", "observation", "prior")
 
@@ -49,8 +49,8 @@ _TINY = 1e-300
 
 
 def prior_moments(
-    embedding: Floats, importance: Floats, noise: float, rule: str, candidates: Integers | None = None
-) -> tuple[Floats, Floats]:
+    embedding: FloatArray, importance: FloatArray, noise: float, rule: str, candidates: IntArray | None = None
+) -> tuple[FloatArray, FloatArray]:
     """(a, b) of the candidates: a_k = sum_i p_i Sigma_ik over all clients i, and b_k = Sigma_kk.
 
     `rule` says where the noise is: "prior" means Sigma = X'X + s^2 I, the others Sigma = X'X.
@@ -66,15 +66,15 @@ def prior_moments(
 
 
 def select_greedy(
-    embedding: Floats,
-    importance: Floats,
-    confidence: Floats,
+    embedding: FloatArray,
+    importance: FloatArray,
+    confidence: FloatArray,
     count: int,
     *,
     noise: float = 0.0,
     rule: str = "none",
-    candidates: Integers | None = None,
-) -> tuple[Integers, Floats]:
+    candidates: IntArray | None = None,
+) -> tuple[IntArray, FloatArray]:
     """Algorithm 1: pick `count` candidates one by one, each the best given those before it.
 
     The prediction for client k is the lower confidence bound, alpha_k standard deviations below its mean; picked is who
@@ -159,7 +159,7 @@ def _blocks(count: int) -> Iterator[slice]:
 class Fit:
     """An embedding learned from samples, and the log-likelihood of the samples before and after."""
 
-    embedding: Floats
+    embedding: FloatArray
     before: float
     after: float
 
@@ -168,19 +168,19 @@ class Fit:
 class _Evidence:
     """Samples made ready: answers as residuals, and who answered what."""
 
-    columns: Integers | None
+    columns: IntArray | None
     """The n clients with at least one answer; None: everybody."""
-    residuals: Floats
+    residuals: FloatArray
     """(m, n) z, 0 where there is no answer."""
-    weights: Floats
+    weights: FloatArray
     """(m,) w."""
-    group: Integers
+    group: IntArray
     """(m,) which set of answers a sample has."""
     masks: NDArray[np.bool_] | None
     """(G, n) the sets of answers; None: one set, in which all n answered."""
-    answers: Floats
+    answers: FloatArray
     """(G,) how many answered."""
-    squares: Floats
+    squares: FloatArray
     """(m,) z'z."""
     noise: float
 
@@ -189,9 +189,9 @@ class _Evidence:
 class _Moments:
     """What the likelihood needs of X, summed over clients."""
 
-    outer: Floats
+    outer: FloatArray
     """(G, d, d) X X' over those who answered."""
-    projections: Floats
+    projections: FloatArray
     """(d, m) u."""
 
 
@@ -199,13 +199,13 @@ class _Moments:
 class _Slopes:
     """What the gradient needs beside the client's own column."""
 
-    toward: Floats
+    toward: FloatArray
     """(d, m) w v / s^2."""
-    back: Floats
+    back: FloatArray
     """(G, d, d) the matrix B of every set of answers."""
 
 
-def discounted_mean(samples: Floats, weights: Floats) -> Floats:
+def discounted_mean(samples: FloatArray, weights: FloatArray) -> FloatArray:
     """(N,) weighted mean of every client's answers; 0 where there are none."""
     total = np.zeros(samples.shape[1])
     mass = np.zeros(samples.shape[1])
@@ -216,18 +216,18 @@ def discounted_mean(samples: Floats, weights: Floats) -> Floats:
     return np.divide(total, mass, out=np.zeros_like(total), where=mass > 0)
 
 
-def correlation(embedding: Floats) -> Floats:
+def correlation(embedding: FloatArray) -> FloatArray:
     """(N, N) Pearson correlations x_i'x_k / (|x_i| |x_k|); N x N, for pictures of small federations only."""
     length = np.sqrt(np.einsum("ij,ij->j", embedding, embedding))
     unit = np.divide(embedding, length, out=np.zeros_like(embedding), where=length > 0)
-    matrix: Floats = unit.T @ unit
+    matrix: FloatArray = unit.T @ unit
     np.fill_diagonal(matrix, 1.0)
     return matrix
 
 
 def log_likelihood(
-    embedding: Floats, samples: Floats, weights: Floats, *, noise: float, mean: Floats | None = None
-) -> tuple[float, Floats]:
+    embedding: FloatArray, samples: FloatArray, weights: FloatArray, *, noise: float, mean: FloatArray | None = None
+) -> tuple[float, FloatArray]:
     """Equation 17 and its gradient: (sum_j w_j log p(z_j), (d, N)). Samples are (m, N) with NaN for no answer."""
     evidence = _evidence(samples, weights, noise, mean)
     x = embedding if evidence.columns is None else embedding[:, evidence.columns]
@@ -244,14 +244,14 @@ def log_likelihood(
 
 
 def fit(
-    embedding: Floats,
-    samples: Floats,
-    weights: Floats,
+    embedding: FloatArray,
+    samples: FloatArray,
+    weights: FloatArray,
     *,
     noise: float,
     iterations: int,
     learning_rate: float,
-    mean: Floats | None = None,
+    mean: FloatArray | None = None,
 ) -> Fit:
     """Maximise equation 17 from the given embedding with a fresh Adam (its usual constants), never more than O(N d).
 
@@ -287,7 +287,9 @@ def fit(
     return Fit(learned, before, after)
 
 
-def _climb(x: Floats, first: Floats, second: Floats, gradient: Floats, rate: float, damping: float) -> None:
+def _climb(
+    x: FloatArray, first: FloatArray, second: FloatArray, gradient: FloatArray, rate: float, damping: float
+) -> None:
     """One step of Adam, in place, with as few passes over the arrays as there can be.
 
     `first` and `second` are the running sums of the gradient and its square without their factors 1 - 0.9 and
@@ -306,7 +308,7 @@ def _climb(x: Floats, first: Floats, second: Floats, gradient: Floats, rate: flo
     x += gradient
 
 
-def _evidence(samples: Floats, weights: Floats, noise: float, mean: Floats | None) -> _Evidence:
+def _evidence(samples: FloatArray, weights: FloatArray, noise: float, mean: FloatArray | None) -> _Evidence:
     answered = ~np.isnan(samples)
     anybody = answered.any(axis=0)
     columns = None if anybody.all() else np.flatnonzero(anybody)
@@ -335,7 +337,7 @@ def _no_moments(evidence: _Evidence, rank: int) -> _Moments:
     return _Moments(np.zeros((len(evidence.answers), rank, rank)), np.zeros((rank, len(evidence.weights))))
 
 
-def _accumulate(moments: _Moments, x: Floats, evidence: _Evidence, part: slice) -> None:
+def _accumulate(moments: _Moments, x: FloatArray, evidence: _Evidence, part: slice) -> None:
     """Add the share of a block of clients, in place."""
     moments.projections[...] += x @ evidence.residuals[:, part].T
     if evidence.masks is None:
@@ -373,9 +375,9 @@ def _slopes(moments: _Moments, evidence: _Evidence) -> tuple[float, _Slopes]:
     return float(value), _Slopes(toward, back)
 
 
-def _gradient(x: Floats, evidence: _Evidence, part: slice, slopes: _Slopes) -> Floats:
+def _gradient(x: FloatArray, evidence: _Evidence, part: slice, slopes: _Slopes) -> FloatArray:
     """(d, block) of a block of clients."""
-    gradient: Floats = slopes.toward @ evidence.residuals[:, part]
+    gradient: FloatArray = slopes.toward @ evidence.residuals[:, part]
     if evidence.masks is None:
         gradient -= slopes.back[0] @ x
         return gradient

@@ -20,17 +20,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import shortest_path
 
+from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.policies._prototypes import merge
 
 __all__ = ["Graph", "GraphRule", "build_graph", "edge_weights", "graph_of_similarities", "scaled", "similarities"]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _CODE_EPSILON = 0.01
 _CODE_SIGMA2 = 0.1

@@ -11,12 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from fedpick.core.arrays import FloatArray, IntArray
 
 __all__ = ["Prototypes", "merge"]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _SAMPLE_PER_PROTOTYPE = 16
 _SAMPLE_NUMBERS = 4_000_000

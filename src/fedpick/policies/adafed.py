@@ -20,8 +20,8 @@ from typing import ClassVar, final
 import numpy as np
 
 from fedpick.availability.estimators import AvailabilityCounts
-from fedpick.core.errors import require
 from fedpick.core.types import RoundContext, Selection
+from fedpick.core.validation import choice
 from fedpick.policies._estimates import (
     AvailabilityAware,
     availability_of,
@@ -57,7 +57,7 @@ class AdaFed(AvailabilityAware):
 
     def __post_init__(self) -> None:
         check_estimates(self)
-        require(self.normalize_over in ("available", "cohort"), self, "normalize_over", "'available' or 'cohort'")
+        choice(self, "normalize_over", ("available", "cohort"))
 
     def select(
         self, state: AvailabilityCounts, context: RoundContext, rng: np.random.Generator

@@ -28,11 +28,11 @@ from typing import ClassVar, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.errors import require
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.sampling import sample_uniform, top_k
 from fedpick.core.state import per_client
 from fedpick.core.types import Clients, Outcome, Probe, RoundContext, Selection
+from fedpick.core.validation import choice, number
 
 __all__ = ["ActiveLearning"]
 
@@ -79,12 +79,12 @@ class ActiveLearning(Policy[ClientLosses]):
         }"""
 
     def __post_init__(self) -> None:
-        require(0 <= self.alpha1 <= 1, self, "alpha1", "in [0, 1]")
-        require(0 <= self.alpha2 < math.inf, self, "alpha2", "finite and at least 0")
-        require(0 <= self.alpha3 <= 1, self, "alpha3", "in [0, 1]")
-        require(self.value in ("loss-sqrt-n", "loss"), self, "value", "'loss-sqrt-n' or 'loss'")
-        require(self.unseen in ("explore", "probe"), self, "unseen", "'explore' or 'probe'")
-        require(self.report in ("loss", "train-loss"), self, "report", "'loss' or 'train-loss'")
+        number(self, "alpha1", "[0, 1]")
+        number(self, "alpha2", "[0, inf)")
+        number(self, "alpha3", "[0, 1]")
+        choice(self, "value", ("loss-sqrt-n", "loss"))
+        choice(self, "unseen", ("explore", "probe"))
+        choice(self, "report", ("loss", "train-loss"))
 
     @property
     def needs(self) -> frozenset[Signal]:

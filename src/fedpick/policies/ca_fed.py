@@ -40,11 +40,12 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from fedpick.availability.estimators import AvailabilityCounts, no_counts
-from fedpick.core.errors import InvalidInput, require, require_whole
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
+from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Policy, Signal
-from fedpick.core.records import assign
 from fedpick.core.state import derived, per_client
-from fedpick.core.types import BoolArray, Clients, FloatArray, IntArray, Probe, RoundContext, Selection
+from fedpick.core.types import Clients, Probe, RoundContext, Selection
+from fedpick.core.validation import assign, choice, number, require, whole
 from fedpick.policies._estimates import (
     RODIO,
     availability_of,
@@ -109,11 +110,11 @@ class CAFed(Policy[CAFedState]):
 
     def __post_init__(self) -> None:
         check_estimates(self)
-        require(self.kappa2 >= 0, self, "kappa2", "a number of at least 0")
-        require(0 <= self.tau < np.inf, self, "tau", "a finite number of at least 0")
-        require(0 <= self.smoothing < 1, self, "smoothing", "a share of at least 0 and below 1")
-        require_whole(self, "batch_size", 1)
-        require(self.unmeasured in ("mean-gap", "first-mean"), self, "unmeasured", "'mean-gap' or 'first-mean'")
+        number(self, "kappa2", "[0, inf]")
+        number(self, "tau", "[0, inf)")
+        number(self, "smoothing", "[0, 1)")
+        whole(self, "batch_size", 1, optional=True)
+        choice(self, "unmeasured", ("mean-gap", "first-mean"))
         if isinstance(self.minimum_loss, str):
             require(self.minimum_loss in ("running", "zero"), self, "minimum_loss", "'running', 'zero' or values")
         else:  # as a tuple, so that the policy stays a hashable value

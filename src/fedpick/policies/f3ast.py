@@ -19,9 +19,9 @@ from typing import ClassVar, final
 import numpy as np
 
 from fedpick.availability.estimators import AvailabilityCounts
-from fedpick.core.errors import require_whole
 from fedpick.core.sampling import top_k
 from fedpick.core.types import RoundContext, Selection
+from fedpick.core.validation import whole
 from fedpick.policies._estimates import (
     AvailabilityAware,
     availability_of,
@@ -60,7 +60,7 @@ class F3AST(AvailabilityAware):
 
     def __post_init__(self) -> None:
         check_estimates(self)
-        require_whole(self, "cohort_size", 1)
+        whole(self, "cohort_size", 1, optional=True)
 
     def select(
         self, state: AvailabilityCounts, context: RoundContext, rng: np.random.Generator

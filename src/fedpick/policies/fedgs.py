@@ -34,19 +34,18 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedpick.core.errors import InvalidInput, require, require_whole
+from fedpick.core.arrays import FloatArray, IntArray
+from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.state import derived, per_client
 from fedpick.core.types import Clients, Measurement, Probe, RoundContext, Selection
+from fedpick.core.validation import choice, number, whole
 from fedpick.policies._cohort_search import best_cohort
 from fedpick.policies._graph import Graph, GraphRule, build_graph, graph_of_similarities
 
 __all__ = ["FedGS", "FedGSState"]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _NEEDS = {
     "labels": Signal.LABEL_HISTOGRAM,
@@ -114,14 +113,13 @@ class FedGS(Policy[FedGSState]):
         }"""
 
     def __post_init__(self) -> None:
-        require(np.isfinite(self.alpha) and self.alpha >= 0, self, "alpha", "a finite number of at least 0")
-        require(0 <= self.epsilon <= 1, self, "epsilon", "in [0, 1]")
-        require(np.isfinite(self.sigma2) and self.sigma2 > 0, self, "sigma2", "a finite number larger than 0")
-        require(self.similarity in _NEEDS, self, "similarity", f"one of {', '.join(map(repr, _NEEDS))}")
-        require(self.objective in ("mean-distance", "paper"), self, "objective", "'mean-distance' or 'paper'")
-        require(self.graph in ("paper", "code"), self, "graph", "'paper' or 'code'")
-        require(self.max_prototypes is not None, self, "max_prototypes", "a whole number of at least 1")
-        require_whole(self, "max_prototypes", 1)
+        number(self, "alpha", "[0, inf)")
+        number(self, "epsilon", "[0, 1]")
+        number(self, "sigma2", "(0, inf)")
+        choice(self, "similarity", _NEEDS)
+        choice(self, "objective", ("mean-distance", "paper"))
+        choice(self, "graph", ("paper", "code"))
+        whole(self, "max_prototypes", 1)
         if self.graph == "code" and (self.epsilon, self.sigma2) != (0.1, 0.01):
             raise InvalidInput(
                 "graph='code' has its own constants (0.01 and 0.1) and reads neither epsilon nor sigma2. "

@@ -31,17 +31,17 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.errors import InvalidInput, require
+from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.sampling import cumulative, sample_uniform, sample_weighted, top_k
 from fedpick.core.state import derived, per_client
 from fedpick.core.types import Clients, Outcome, Probe, RoundContext, Selection
+from fedpick.core.validation import choice, is_whole, require, whole
 
 __all__ = ["AdaptivePowerOfChoice", "MiniBatchPowerOfChoice", "PowerOfChoice", "RememberingPowerOfChoice"]
 
@@ -65,15 +65,11 @@ class CandidateState:
     """(N,) cumulative importance."""
 
 
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-
-
 def _check_common(policy: Any) -> None:
     wanted = policy.num_candidates
     named = wanted is None or (isinstance(wanted, str) and wanted == "all")
-    require(named or _is_whole(wanted, 1), policy, "num_candidates", "a whole number of at least 1, 'all' or None")
-    require(policy.first_round in ("candidates", "uniform"), policy, "first_round", "'candidates' or 'uniform'")
+    require(named or is_whole(wanted, 1), policy, "num_candidates", "a whole number of at least 1, 'all' or None")
+    choice(policy, "first_round", ("candidates", "uniform"))
 
 
 def _count(wanted: int | Literal["all"] | None, context: RoundContext) -> int:
@@ -222,7 +218,7 @@ class MiniBatchPowerOfChoice(Policy[CandidateState]):
 
     def __post_init__(self) -> None:
         _check_common(self)
-        require(_is_whole(self.batch_size, 1), self, "batch_size", "a whole number of at least 1")
+        whole(self, "batch_size", 1)
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -269,10 +265,8 @@ class AdaptivePowerOfChoice(Policy[CandidateState]):
 
     def __post_init__(self) -> None:
         _check_common(self)
-        for parameter, least in (("halve_every", 1), ("drop_at", 0)):
-            value = getattr(self, parameter)
-            expected = f"a whole number of at least {least}, or None"
-            require(value is None or _is_whole(value, least), self, parameter, expected)
+        whole(self, "halve_every", 1, optional=True)
+        whole(self, "drop_at", 0, optional=True)
         if self.halve_every is not None and self.drop_at is not None:
             raise InvalidInput(
                 f"AdaptivePowerOfChoice takes one schedule. Got halve_every={self.halve_every} and "

@@ -12,11 +12,11 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from fedpick.core.errors import require
 from fedpick.core.policy import Policy
 from fedpick.core.sampling import sample_uniform
 from fedpick.core.state import Stateless
 from fedpick.core.types import Clients, RoundContext, Selection
+from fedpick.core.validation import choice
 
 __all__ = ["Uniform"]
 
@@ -41,7 +41,7 @@ class Uniform(Policy[Stateless]):
         }"""
 
     def __post_init__(self) -> None:
-        require(self.weighting in ("examples", "equal"), self, "weighting", "'examples' or 'equal'")
+        choice(self, "weighting", ("examples", "equal"))
 
     def init(self, clients: Clients, rng: np.random.Generator) -> Stateless:
         """Nothing to remember."""

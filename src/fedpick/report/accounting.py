@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick import availability
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import FedpickError, InvalidInput
 from fedpick.core.types import Clients
 from fedpick.experiments.input_files import refuse_changed_files
@@ -43,7 +44,6 @@ __all__ = [
     "target_importance",
 ]
 
-FloatArray = NDArray[np.float64]
 
 GROUPINGS = ("availability", "cluster")
 EXCLUDED = "policy/excluded_mask"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput, unknown_name
 from fedpick.experiments.store_read import Experiment, Reader, Run
 
@@ -36,8 +37,6 @@ __all__ = [
     "selection_variance",
     "smoothed",
 ]
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

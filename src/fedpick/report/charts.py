@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.report import analysis
 from fedpick.report.analysis import RunResults
 from fedpick.report.charts_base import AXES, Chart, Material, Measure, Section, line_data, numbers
@@ -17,8 +17,6 @@ from fedpick.report.charts_groups import group_charts
 from fedpick.report.charts_learned import embedding_chart, matrix_chart
 
 __all__ = ["sections_of"]
-
-FloatArray = NDArray[np.float64]
 
 
 def sections_of(material: Material, *, against: str | None = None, window: int = 1) -> tuple[Section, ...]:

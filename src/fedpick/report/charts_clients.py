@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.experiments.store_read import FederationFacts
 from fedpick.report.analysis import PolicyResults, RunResults
 from fedpick.report.charts_base import Chart, Material, Measure, bytes_of, line_data, numbers
@@ -14,7 +14,6 @@ from fedpick.report.charts_collect import EXCLUDED, Raster, RunTrace
 
 __all__ = ["frequency_chart", "label_charts", "raster_chart"]
 
-FloatArray = NDArray[np.float64]
 _MOST_POINTS = 500
 _MOST_COLUMNS = 200
 _MOST_RASTER_CELLS = 1_500_000

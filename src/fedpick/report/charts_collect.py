@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.experiments.store_read import FederationFacts, Reader
 from fedpick.report import accounting
 from fedpick.report.analysis import RunResults
 
 __all__ = ["ABSENT", "AVAILABLE", "CHOSEN", "EXCLUDED", "FAILED", "SHUT_OUT", "Raster", "RunTrace", "collect"]
 
-FloatArray = NDArray[np.float64]
 
 # Of a client in a round. EXCLUDED: available, and the policy says that it excluded the client; SHUT_OUT: so, but not
 # available either, so that nobody would notice. AVAILABLE: available, and for whatever other reason not chosen.

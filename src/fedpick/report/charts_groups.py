@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.report.accounting import GroupAccount, ImportanceHistory, importance_history
 from fedpick.report.analysis import Quantity, RunResults
 from fedpick.report.charts_base import Chart, Material, Measure, line_data, numbers
@@ -15,7 +15,6 @@ from fedpick.report.charts_collect import RunTrace
 
 __all__ = ["group_charts"]
 
-FloatArray = NDArray[np.float64]
 Histories = Mapping[int, ImportanceHistory]
 
 

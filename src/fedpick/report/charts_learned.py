@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.experiments.store_read import FederationFacts
 from fedpick.report.analysis import RunResults
 from fedpick.report.charts_base import Chart, Material, numbers
 
 __all__ = ["cluster_order", "embedding_chart", "flat_map", "matrix_chart"]
 
-FloatArray = NDArray[np.float64]
 _MOST_ROWS = 200
 _MOST_POINTS = 1500
 _MOST_VIEWS = 6

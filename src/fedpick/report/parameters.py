@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
 from fedpick.experiments.store_read import Experiment, Reader, Run
 from fedpick.report.analysis import (
@@ -30,7 +31,6 @@ from fedpick.report.analysis import (
 
 __all__ = ["Sweep", "best_by_round", "over_setting", "setting_of", "sweeps_of"]
 
-FloatArray = NDArray[np.float64]
 _FEWEST = 3
 
 

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedpick.availability.process import Trace
+from fedpick.core.arrays import BoolArray
 from fedpick.core.session import Decision, Session
-from fedpick.core.types import BoolArray, Outcome, Selection
+from fedpick.core.types import Outcome, Selection
 from fedpick.sim.accounts import Timings
 from fedpick.sim.jax_engine.setup import require_jax
 from fedpick.sim.plan import ROUNDS_AT_ONCE, Plan

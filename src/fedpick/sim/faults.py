@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from fedpick.core.errors import InvalidInput
+from fedpick.core.arrays import BoolArray
 from fedpick.core.rng import Purpose
+from fedpick.core.validation import number
 from fedpick.sim import hashing
-from fedpick.sim.jax_engine.training import _at_least
 
 __all__ = ["FaultDraw", "Faults"]
-
-BoolArray = NDArray[np.bool_]
 
 
 class FaultDraw(NamedTuple):
@@ -59,13 +57,10 @@ class Faults:
 
     def __post_init__(self) -> None:
         for name in ("dropout", "nan", "silence"):
-            _at_least(self, name, 0.0)
-            if getattr(self, name) > 1:
-                raise InvalidInput(f"Faults.{name} is a probability, 0 to 1. Got {getattr(self, name)!r}.")
+            number(self, name, "[0, 1]")
         for name in ("latency", "seconds_per_example", "speed_spread", "jitter"):
-            _at_least(self, name, 0.0)
-        if not self.deadline > 0:
-            raise InvalidInput(f"Faults.deadline must be larger than 0. Got {self.deadline!r}.")
+            number(self, name, "[0, inf)")
+        number(self, "deadline", "(0, inf]")
 
     def draw(self, seed: int, round: int, clients: NDArray[np.int64], examples: NDArray[np.int64]) -> FaultDraw:
         """What happens to these clients, who go through so many examples each."""

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedpick.availability.process import AvailabilityProcess
+from fedpick.core.arrays import BoolArray, FloatArray
 from fedpick.core.errors import InvalidInput, OutOfOrder
 from fedpick.core.policy import Signal
 from fedpick.core.session import Session
@@ -21,9 +21,6 @@ from fedpick.sim.ahead import Ahead, Done
 from fedpick.sim.simulator import Simulator
 
 __all__ = ["RoundRecord", "simulate"]
-
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 
 
 class Masks(Protocol):

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fedpick.core.records import assign
-from fedpick.sim.jax_engine.training import LearningRate, _at_least
+from fedpick.core.validation import assign, number
+from fedpick.sim.jax_engine.training import LearningRate
 
 __all__ = ["ServerStep", "apply_step"]
 
@@ -37,9 +37,9 @@ class ServerStep:
         if not isinstance(self.lr, LearningRate):
             assign(self, lr=LearningRate(initial=self.lr))
         for name in ("momentum", "weight_decay"):
-            _at_least(self, name, 0.0)
+            number(self, name, "[0, inf)")
         if self.radius is not None:
-            _at_least(self, "radius", 0.0, above=True)
+            number(self, "radius", "(0, inf)")
 
     def lr_at(self, round: int) -> float:
         """The server's learning rate in one round."""

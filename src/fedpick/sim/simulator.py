@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput, MissingSignal, OutOfOrder
 from fedpick.core.policy import Signal
 from fedpick.core.rng import Purpose
@@ -33,7 +34,6 @@ from fedpick.sim.tasks import Task
 
 __all__ = ["Simulator"]
 
-FloatArray = NDArray[np.float64]
 Params = Any
 
 HEAVY = 5_000

@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
 
 __all__ = [
@@ -35,7 +36,6 @@ __all__ = [
     "total_variation",
 ]
 
-FloatArray = NDArray[np.float64]
 
 _BARRIER_STEPS = 45
 _NEWTON_STEPS = 60

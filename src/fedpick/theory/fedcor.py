@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Signal
 from fedpick.core.types import Probe, Selection
@@ -26,8 +27,6 @@ __all__ = [
     "principal_components",
     "sample_loss_changes",
 ]
-
-FloatArray = NDArray[np.float64]
 
 
 def sample_loss_changes(

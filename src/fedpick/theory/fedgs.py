@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput, MissingDependency
 from fedpick.policies._graph import GraphRule, scaled, similarities
 
@@ -30,7 +31,6 @@ __all__ = [
     "mean_cohort_distance",
 ]
 
-FloatArray = NDArray[np.float64]
 PAPER_THRESHOLDS = (0.0, 0.01, 0.05, 0.1, 0.5)
 """The values of epsilon among which table 3 takes the best."""
 

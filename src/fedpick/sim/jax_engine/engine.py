@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.core.rng import Purpose
 from fedpick.sim import hashing
 from fedpick.sim.examples import Rows, shaped
@@ -28,7 +29,6 @@ __all__ = ["Piece", "Programs"]
 
 Array = Any
 Params = Any
-FloatArray = NDArray[np.float64]
 
 
 class Piece(NamedTuple):

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedpick.core.errors import InvalidInput, is_number
+from fedpick.core.errors import InvalidInput
+from fedpick.core.validation import choice, number
 from fedpick.sim.jax_engine.layers import (
     convolution,
     cross_entropy,
@@ -102,10 +103,8 @@ def mlp(
     "power-of-choice" after the second hidden layer only (their code; their text says the first).
     """
     places = {"none": (), "fedcor": range(len(hidden)), "power-of-choice": (1,)}
-    if dropout not in places:
-        raise InvalidInput(f"The mlp's dropout is one of {', '.join(places)}. Got {dropout!r}.")
-    if not (is_number(rate) and 0.0 <= rate < 1.0):
-        raise InvalidInput(f"The mlp's rate of dropout must be at least 0 and below 1. Got {rate!r}.")
+    choice("mlp", "dropout", places, value=dropout)
+    number("mlp", "rate", "[0, 1)", value=rate)
     return _perceptron("mlp", math.prod(input_shape), hidden, num_classes, frozenset(places[dropout]), rate)
 
 
@@ -134,10 +133,8 @@ def logistic(
     *, input_shape: Sequence[int] = (60,), num_classes: int = 10, ridge: float = 0.0, start: str = "default"
 ) -> Task:
     """Multinomial logistic regression. `start`: "default" (PyTorch's), "zero" or "zero-bias"."""
-    if start not in ("default", "zero", "zero-bias"):
-        raise InvalidInput(f"The start of a logistic task is default, zero or zero-bias. Got {start!r}.")
-    if not (is_number(ridge) and 0.0 <= ridge < math.inf):
-        raise InvalidInput(f"The ridge of a logistic task must be a number of at least 0. Got {ridge!r}.")
+    choice("logistic", "start", ("default", "zero", "zero-bias"), value=start)
+    number("logistic", "ridge", "[0, inf)", value=ridge)
     init = _init_layers([math.prod(input_shape), num_classes], zero=start == "zero", zero_bias=start == "zero-bias")
 
     def forward(params: Params, x: Array, key: Array, train: bool) -> Array:

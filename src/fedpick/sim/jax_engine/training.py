@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.errors import InvalidInput, is_number
-from fedpick.core.records import assign
+from fedpick.core.errors import InvalidInput
+from fedpick.core.validation import assign, choice, number, whole
 from fedpick.sim import hashing
 from fedpick.sim.jax_engine.setup import on_cpu
 from fedpick.sim.tasks import Task
@@ -43,13 +43,6 @@ LITTLE_WORK = 16
 """Parameters per input of a light model: to fetch a mini-batch takes about as long as to learn from it."""
 
 
-def _at_least(owner: object, name: str, least: float, above: bool = False) -> None:
-    value = getattr(owner, name)
-    if not (is_number(value) and np.isfinite(value)) or value < least or (above and value == least):
-        bound = f"larger than {least:g}" if above else f"at least {least:g}"
-        raise InvalidInput(f"{type(owner).__name__}.{name} must be a number {bound}. Got {value!r}.")
-
-
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
     """initial * factor^(milestones reached) * per_round^t / (1 + decay * t), for round t = 0, 1, ...
@@ -67,8 +60,9 @@ class LearningRate:
     decay: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("initial", 0.0), ("factor", 0.0), ("per_round", 0.0), ("decay", 0.0)):
-            _at_least(self, name, least, above=name != "decay")
+        for name in ("initial", "factor", "per_round"):
+            number(self, name, "(0, inf)")
+        number(self, "decay", "[0, inf)")
         assign(self, milestones=tuple(int(milestone) for milestone in self.milestones))
 
     def at(self, round: int) -> float:
@@ -101,15 +95,12 @@ class LocalTraining:
                 f"LocalTraining needs either steps or epochs. Got steps={self.steps}, epochs={self.epochs}."
             )
         for name in ("steps", "epochs", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidInput(f"LocalTraining.{name} must be a whole number of at least 1. Got {value!r}.")
-        if self.sampling not in ("epoch", "batch", "replacement"):
-            raise InvalidInput(f"LocalTraining.sampling is one of epoch, batch, replacement. Got {self.sampling!r}.")
+            whole(self, name, 1, optional=True)
+        choice(self, "sampling", ("epoch", "batch", "replacement"))
         if not isinstance(self.lr, LearningRate):
             assign(self, lr=LearningRate(initial=self.lr))
         for name in ("momentum", "weight_decay", "proximal"):
-            _at_least(self, name, 0.0)
+            number(self, name, "[0, inf)")
 
     def lr_at(self, round: int) -> float:
         """The learning rate of one round."""

@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
 
 __all__ = [
@@ -25,8 +26,6 @@ __all__ = [
     "fixed_rate_bound",
     "largest_fixed_rate",
 ]
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

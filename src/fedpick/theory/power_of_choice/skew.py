@@ -29,11 +29,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Policy
-from fedpick.core.records import assign
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.types import Clients, Measurement, Outcome, RoundContext, aggregation_weights
+from fedpick.core.validation import assign
 from fedpick.policies.md import Multinomial
 
 __all__ = [
@@ -48,8 +49,6 @@ __all__ = [
     "selection_skew",
     "skew_extremes",
 ]
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
