@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import uuid
+import zipfile
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +13,7 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+import fedpick
 from fedpick.flower import answer_probes
 
 try:  # Flower refuses to make messages outside a run; releases before 1.41 have no such identity
@@ -19,6 +22,9 @@ try:  # Flower refuses to make messages outside a run; releases before 1.41 have
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 except ImportError:
     pass
+
+NAN, INFINITY = float("nan"), float("inf")
+UNIFORM = fedpick.policies.get("uniform")
 
 
 class FakeNode:
@@ -123,3 +129,107 @@ def federation(count: int = 12, **options) -> FakeGrid:
 
 def start(strategy, grid, rounds=4, width=3):
     return strategy.start(grid=grid, initial_arrays=ArrayRecord({"w": Array(np.zeros(width))}), num_rounds=rounds)
+
+
+def alter(node: FakeNode, kind: str, change) -> None:
+    """Let `change` have its way with the content of a node's replies: "describe", "loss", "train" or "evaluate"."""
+    app = node.app
+
+    def call(message, context):
+        reply = app(message, context)
+        asked = message.metadata.message_type
+        if kind == (message.content["config"]["kind"] if asked == "query.fedpick" else asked):
+            change(reply.content)
+        return reply
+
+    node.app = call
+
+
+def node_of(grid: FakeGrid, partition: int) -> FakeNode:
+    return next(node for node in grid.nodes.values() if node.partition == partition)
+
+
+def with_targets(count: int) -> FakeGrid:
+    """Clients of which none finds the first model, 0, perfect."""
+    grid = federation(count)
+    for node in grid.nodes.values():
+        node.target = node.partition + 1.0
+    return grid
+
+
+def labelled(count: int = 4) -> FakeGrid:
+    """Clients that tell their labels: partition k has 10 + k examples, all with label k % 2."""
+    grid = federation(count)
+    for node in grid.nodes.values():
+        row = [0.0, 0.0]
+        row[node.partition % 2] = 10.0 + node.partition
+        alter(node, "describe", lambda content, row=row: content["answer"].update({"label-histogram": row}))
+    return grid
+
+
+def of_bytes(data: bytes, stype: str = "numpy.ndarray") -> Array:
+    return Array(dtype="float64", shape=(3,), stype=stype, data=data)
+
+
+def zipped() -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, w=np.zeros(3))
+    return buffer.getvalue()
+
+
+def header_of_a_giant() -> bytes:
+    """Announces more numbers than there is memory for."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f8", "fortran_order": False, "shape": (2**58,)})
+    return buffer.getvalue()
+
+
+def empty_zip() -> bytes:
+    buffer = io.BytesIO()
+    zipfile.ZipFile(buffer, "w").close()
+    return buffer.getvalue()
+
+
+UNREADABLE = {
+    "garbage": of_bytes(b"garbage"),
+    "nothing": of_bytes(b""),
+    "truncated": of_bytes(Array(np.zeros(3)).data[:-5]),
+    "no NumPy": of_bytes(Array(np.zeros(3)).data, stype="torch.tensor"),
+    "zip": of_bytes(zipped()),
+    "empty zip": of_bytes(empty_zip()),
+    "giant": of_bytes(header_of_a_giant()),
+    "complex": Array(np.zeros(3) + 1j),
+    "text": Array(np.array(["1.0", "2.0", "3.0"])),
+    "dates": Array(np.zeros(3, dtype="datetime64[s]")),
+    "records": Array(np.zeros(3, dtype=[("a", "f8")])),
+    "scalar": Array(np.array(1.0)),
+    "infinite": Array(np.array([0.0, INFINITY, 0.0])),
+}
+
+
+def with_arrays(**arrays):
+    return lambda content: content.update({"arrays": ArrayRecord(arrays)})
+
+
+def with_metric(name, value):
+    return lambda content: content["metrics"].update({name: value})
+
+
+def errors_become_replies(app):
+    """As SuperNodes do with an exception in the app."""
+
+    def call(message, context):
+        try:
+            return app(message, context)
+        except Exception as error:
+            return Message(Error(code=2, reason=str(error)), reply_to=message)
+
+    return call
+
+
+def describe_queries(grid) -> list[int]:
+    return [
+        message.metadata.dst_node_id
+        for message in grid.sent
+        if message.metadata.message_type == "query.fedpick" and message.content["config"]["kind"] == "describe"
+    ]

@@ -16,8 +16,6 @@ import pytest
 
 import fedpick
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedpick[flower]'")
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-fmnist"
 sys.path.insert(0, str(EXAMPLE))
 from loopback import Loopback, free_port  # noqa: E402

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedpick[flower]'")
 pytest.importorskip("jax", reason="JAX is not installed: pip install 'fedpick[sim]'")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -22,8 +20,6 @@ from fedpick.flower import with_policy
 from fedpick.sim import LocalTraining, Simulator, simulate
 from fedpick.sim.faults import Faults
 from tests.flower.fake_grid import FakeGrid
-
-logging.getLogger("flwr").setLevel(logging.ERROR)
 
 ROUNDS, BUDGET, CLIENTS = 24, 4, 14
 
@@ -86,8 +82,8 @@ class ReplayGrid(FakeGrid):
         self.push_messages(messages)
         if messages[0].metadata.message_type == "train":  # a trial: what it gives is in the next answers
             return [self.trained(message) for message in messages]
-        if messages[0].content["config"]["kind"] == "hello":
-            return [self.introduced(message) for message in messages]
+        if messages[0].content["config"]["kind"] == "describe":
+            return [self.described(message) for message in messages]
         asked, values = self.trace.answers[self.round][self.probe]
         self.probe += 1
         known = dict(zip(asked.tolist(), values.tolist(), strict=True))
@@ -96,7 +92,7 @@ class ReplayGrid(FakeGrid):
             for message in messages
         ]
 
-    def introduced(self, message: Message) -> Message:
+    def described(self, message: Message) -> Message:
         client = self.client(message)
         facts = {
             "partition-id": client,
@@ -125,7 +121,7 @@ def test_every_policy_decides_the_same_in_simulation_and_under_flower(federation
     trace = record(federation, policy)
     grid = ReplayGrid(trace, federation.clients())
     strategy = with_policy(FedAvg(), policy, budget=BUDGET, seed=5, wait=0.0)
-    strategy._attendance.meet(grid)  # everybody has been seen once, as in the simulator
+    strategy._membership.refresh(grid)  # everybody has been seen once, as in the simulator
     for round in range(ROUNDS):
         grid.round, grid.probe = round, 0
         arrays = ArrayRecord({"w": Array(np.zeros(1))})

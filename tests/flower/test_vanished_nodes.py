@@ -8,9 +8,6 @@ import time
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedpick[flower]'")
-
 from flwr.app import ConfigRecord, Message, RecordDict
 
 import tests.flower.fake_grid  # noqa: F401  makes messages possible outside a run

@@ -1,10 +1,12 @@
-"""Any Flower strategy with any fedpick policy.
+"""Use any fedpick policy with any Flower strategy.
+
+On the server:
 
     from fedpick.flower import with_policy
     strategy = with_policy(FedAdam(eta=0.1), fedpick.policies.get("fedcor"), budget=10, seed=7)
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=100)
 
-and, on the client side, so that policies that ask before they choose get their answers:
+On the client, for policies that query clients before they choose:
 
     from fedpick.flower import answer_probes
     answer_probes(app, loss=local_loss, num_examples=local_size)

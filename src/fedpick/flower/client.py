@@ -1,4 +1,4 @@
-"""The client side: answer what a policy asks before it chooses. Works with any framework."""
+"""The client side: answer the adapter's queries. Independent of the machine-learning framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 __all__ = ["ACTION", "answer_probes"]
 
 ACTION = "fedpick"
-"""The query action that carries the adapter's questions."""
+"""The action of the adapter's queries."""
 
 
 def answer_probes(
@@ -20,37 +20,38 @@ def answer_probes(
     num_examples: Callable[[Context], int] | int | None = None,
     label_histogram: Callable[[Context], Sequence[float]] | None = None,
 ) -> None:
-    """Let a ClientApp answer fedpick's questions.
+    """Register a query function that answers fedpick's queries.
 
     Args:
         app: the ClientApp.
-        loss: `loss(arrays, context, batch_size)`, the mean loss of the model in `arrays` on the local data; on one
-            random mini-batch where `batch_size` is a number.
-        num_examples: how many local examples there are, or a function of the context that tells.
-        label_histogram: examples per label, for policies that use it; leave it out to keep it private.
+        loss: `loss(arrays, context, batch_size)`, the mean loss of the model in `arrays` on the local data, or on one
+            random mini-batch if `batch_size` is a number.
+        num_examples: the number of local examples, or a function of the context that returns it.
+        label_histogram: a function of the context that returns the examples per label, for policies that use it.
+            Leave it out to keep it private.
     """
 
     @app.query(ACTION)
     def answer(message: Message, context: Context) -> Message:
-        question = message.content["config"]
-        assert isinstance(question, ConfigRecord)
-        if question["kind"] == "hello":
-            return Message(RecordDict({"answer": _introduction(context)}), reply_to=message)
+        query = message.content["config"]
+        assert isinstance(query, ConfigRecord)
+        if query["kind"] == "describe":
+            return Message(RecordDict({"answer": _description(context)}), reply_to=message)
         if loss is None:
-            raise ValueError("This client was asked for its loss: pass loss=... to fedpick.flower.answer_probes.")
-        arrays = message.content["arrays"]
+            raise ValueError("The server asked for a loss: pass loss=... to fedpick.flower.answer_probes.")
+        arrays, batch_size = message.content["arrays"], query["batch-size"]
         assert isinstance(arrays, ArrayRecord)
-        batch_size = int(question["batch-size"])  # type: ignore[arg-type]
+        assert isinstance(batch_size, int)
         value = float(loss(arrays, context, batch_size or None))
         return Message(RecordDict({"answer": MetricRecord({"value": value})}), reply_to=message)
 
-    def _introduction(context: Context) -> MetricRecord:
-        facts: dict[str, int | float | list[int] | list[float]] = {}
+    def _description(context: Context) -> MetricRecord:
+        fields: dict[str, int | float | list[int] | list[float]] = {}
         size = num_examples(context) if callable(num_examples) else num_examples
         if size is not None:
-            facts["num-examples"] = int(size)
+            fields["num-examples"] = int(size)
         if label_histogram is not None:
-            facts["label-histogram"] = [float(count) for count in label_histogram(context)]
+            fields["label-histogram"] = [float(count) for count in label_histogram(context)]
         if "partition-id" in context.node_config:
-            facts["partition-id"] = int(context.node_config["partition-id"])
-        return MetricRecord(facts)
+            fields["partition-id"] = int(context.node_config["partition-id"])
+        return MetricRecord(fields)

@@ -1,8 +1,9 @@
-"""Answers to a policy's probes: losses of the current model or of a trial's, and sketches of updates."""
+"""Measure what a policy probes: the loss of the current model or of a trial's model, and sketches of updates."""
 
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,9 @@ from numpy.typing import NDArray
 
 from fedpick.core.policy import Signal
 from fedpick.core.types import Probe, aggregation_weights
-from fedpick.flower.attendance import Attendance
-from fedpick.flower.exchange import attribute, moved, questions, sketch
-from fedpick.flower.replies import number, update_of
-from fedpick.flower.wrapped import train_messages
+from fedpick.flower.inner import train_messages
+from fedpick.flower.membership import Membership
+from fedpick.flower.messages import apply_updates, number, queries, replies_by_node, sketch, update_of
 
 __all__ = ["Prober"]
 
@@ -26,10 +26,10 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Prober:
-    """What it takes to answer the probes of one round."""
+    """What the probes of one round need."""
 
     inner: Strategy
-    attendance: Attendance
+    membership: Membership
     arrays: ArrayRecord
     server_round: int
     config: ConfigRecord
@@ -39,42 +39,40 @@ class Prober:
     train_timeout: float
 
     def measure(self, probe: Probe) -> NDArray[np.float64]:
-        """One value, or one vector, for every probed client; NaN for who did not answer in time."""
+        """One value, or one vector, for every probed client; NaN for a client that did not answer in time."""
         if probe.signal is Signal.UPDATE:
             return self._updates(probe)
         arrays = self.arrays
         if probe.trial is not None:
-            updates = self._train_on_the_side(probe.trial.clients)
+            updates = self._trial_updates(probe.trial.clients)
             completed = np.array([update is not None for update in updates], dtype=bool)
-            weights = aggregation_weights(probe.trial, completed, self.attendance.roster.clients())
-            arrays = moved(
+            weights = aggregation_weights(probe.trial, completed, self.membership.roster.clients())
+            arrays = apply_updates(
                 arrays, [(float(w), update) for w, update in zip(weights, updates, strict=True) if update is not None]
             )
         return self._losses(probe, arrays)
 
     def _losses(self, probe: Probe, arrays: ArrayRecord) -> NDArray[np.float64]:
         nodes = self._nodes(probe.clients)
-        messages = questions(nodes, {"kind": "loss", "batch-size": probe.batch_size or 0}, arrays)
+        messages = queries(nodes, {"kind": "loss", "batch-size": probe.batch_size or 0}, arrays)
         replies = self._exchange(messages, self.probe_timeout)
         values = np.array([_loss(replies.get(node)) for node in nodes])
         if len(values) and np.isnan(values).all():
             reasons = [reply.error.reason for reply in replies.values() if reply.has_error()]
             _LOG.warning(
-                "None of %d clients answered with a loss, so the policy chooses without: %s. "
+                "None of %d clients answered with a loss, so the policy chooses without losses: %s. "
                 "Clients answer after fedpick.flower.answer_probes(app, loss=...).",
                 *(len(nodes), reasons[0] if reasons else "no usable answer in time"),
             )
         return values
 
     def _updates(self, probe: Probe) -> NDArray[np.float64]:
-        rows = [
-            None if update is None else sketch(update, self.seed) for update in self._train_on_the_side(probe.clients)
-        ]
+        rows = [None if update is None else sketch(update, self.seed) for update in self._trial_updates(probe.clients)]
         width = next((len(row) for row in rows if row is not None), 1)
         return np.array([np.full(width, np.nan) if row is None else row for row in rows])
 
-    def _train_on_the_side(self, chosen: NDArray[np.int64]) -> list[dict[str, NDArray[Any]] | None]:
-        """Updates of a cohort whose model is thrown away; None for who did not answer in time."""
+    def _trial_updates(self, chosen: NDArray[np.int64]) -> list[dict[str, NDArray[Any]] | None]:
+        """Updates that do not enter the model; None for a client that did not answer in time."""
         nodes = self._nodes(chosen)
         messages = train_messages(self.inner, nodes, self.server_round, self.arrays, self.config, self.grid)
         replies = self._exchange(messages, self.train_timeout)
@@ -83,16 +81,16 @@ class Prober:
     def _exchange(self, messages: list[Message], timeout: float) -> dict[int, Message]:
         if not messages:
             return {}
-        replies = attribute(messages, self.grid.send_and_receive(messages=messages, timeout=timeout))
-        self.attendance.note_silence(messages, replies)
+        replies = replies_by_node(messages, self.grid.send_and_receive(messages=messages, timeout=timeout))
+        self.membership.mark_busy(messages, replies)
         return replies
 
     def _nodes(self, clients: NDArray[np.int64]) -> list[int]:
-        return [self.attendance.roster.node_of[int(index)] for index in clients]
+        return [self.membership.roster.node_of[int(index)] for index in clients]
 
 
 def _loss(reply: Message | None) -> float:
     if reply is None or reply.has_error():
-        return float("nan")
+        return math.nan
     record = reply.content.get("answer")
-    return number(record.get("value")) if isinstance(record, MetricRecord) else float("nan")
+    return number(record.get("value")) if isinstance(record, MetricRecord) else math.nan

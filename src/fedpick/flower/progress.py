@@ -1,4 +1,4 @@
-"""What happened in a round, for whoever wants to be told: `with_policy(..., progress=function)`."""
+"""Reports of what happened in a round, for the function in `with_policy(..., progress=function)`."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedpick.flower.exchange import CohortGrid
+from fedpick.flower.messages import CohortGrid
 
-__all__ = ["Diary", "RoundReport", "Step"]
+__all__ = ["RoundProgress", "RoundReport", "Step"]
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One exchange with clients. It ends with the last answer, at the latest at the deadline."""
+    """One exchange with clients. It ends with the last reply, at the latest at the deadline."""
 
     kind: str
-    """"train", or "query.fedpick" for questions; a "train" before the last one is a trial on the side."""
+    """The message type: "train" or "query.fedpick". A "train" before the last one is a trial."""
     asked: int
     answered: int
-    """How many replies came; those that the SuperLink wrote in a dead node's name included."""
+    """The number of replies, including errors that the SuperLink wrote for a dead node."""
     seconds: float
     deadline: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """A round, by the clients' keys: told when the cohort is chosen (`over` is False) and when the round has ended."""
+    """A round, with clients named by their keys; sent when the cohort is chosen and, with `over`, when it ends."""
 
     index: int
     available: list[str]
@@ -46,39 +46,39 @@ class RoundReport:
     """From the start of the round until now."""
 
 
-class Diary:
-    """Times the steps of a round and tells the listener."""
+class RoundProgress:
+    """Times the steps of a round and calls the user's function."""
 
-    def __init__(self, listener: Callable[[RoundReport], None] | None) -> None:
-        self._listener = listener
+    def __init__(self, function: Callable[[RoundReport], None] | None) -> None:
+        self._function = function
         self._steps: list[Step] = []
         self._started = self._sent = time.monotonic()
         self._report: RoundReport | None = None
 
-    def open(self, grid: Grid) -> Grid:
-        """A new round; returns the grid whose exchanges are timed."""
+    def start(self, grid: Grid) -> Grid:
+        """Start a round; returns the grid whose exchanges are timed."""
         self._started, self._steps, self._report = time.monotonic(), [], None
         return _TimedGrid(grid, self._steps)
 
     def chosen(self, index: int, available: Iterable[str], cohort: Iterable[str]) -> None:
-        """The cohort is chosen; its messages are about to be sent."""
+        """Report the cohort, before its messages are sent."""
         self._sent = time.monotonic()
         self._report = RoundReport(
             index=index,
-            available=list(available) if self._listener is not None else [],
+            available=list(available) if self._function is not None else [],
             cohort=list(cohort),
             steps=list(self._steps),
             seconds=self._sent - self._started,
         )
-        self._tell()
+        self._send()
 
     def answered(self, asked: int, answered: int, deadline: float) -> None:
-        """The replies to the training messages are there, or the deadline has passed."""
+        """Note that the replies to the train messages have come, or that the deadline has passed."""
         seconds = time.monotonic() - self._sent
         self._steps.append(Step(kind="train", asked=asked, answered=answered, seconds=seconds, deadline=deadline))
 
-    def over(self, completed: Sequence[bool]) -> None:
-        """The round is committed."""
+    def finish(self, completed: Sequence[bool]) -> None:
+        """Report the committed round."""
         if self._report is None:
             return
         pairs = list(zip(self._report.cohort, completed, strict=True))
@@ -95,19 +95,19 @@ class Diary:
             *(self._report.index, len(self._report.completed), len(pairs), self._report.seconds),
             ", ".join(self._report.failed) or "none",
         )
-        self._tell()
+        self._send()
 
-    def _tell(self) -> None:
-        if self._listener is None or self._report is None:
+    def _send(self) -> None:
+        if self._function is None or self._report is None:
             return
         try:
-            self._listener(self._report)
-        except Exception:  # whoever watches must not end what is watched
-            _LOG.exception("The progress function failed in round %d; the federation goes on.", self._report.index)
+            self._function(self._report)
+        except Exception:  # an observer must not end the run
+            _LOG.exception("The progress function failed in round %d; the run goes on.", self._report.index)
 
 
 class _TimedGrid(CohortGrid):
-    """The whole grid, with a note of how long each exchange took."""
+    """The whole grid; measures how long each exchange took."""
 
     def __init__(self, grid: Grid, steps: list[Step]) -> None:
         super().__init__(grid, [])
@@ -122,7 +122,7 @@ class _TimedGrid(CohortGrid):
         return self._grid.get_nodes()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Passed through, and timed."""
+        """Passed through and timed."""
         sent, started = list(messages), time.monotonic()
         replies = list(self._grid.send_and_receive(sent, timeout=timeout))
         self._steps.append(

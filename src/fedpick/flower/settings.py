@@ -1,4 +1,4 @@
-"""What `with_policy` was told, checked once, before any client has trained for nothing."""
+"""The settings of `with_policy`, validated before any client trains."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Policy, Signal
-from fedpick.core.validation import whole
+from fedpick.core.validation import number, whole
+from fedpick.flower.membership import KeyFunction
 from fedpick.flower.progress import RoundReport
-from fedpick.flower.roster import KeyFunction
 
-__all__ = ["PROVIDES", "REPORTS", "Settings", "refuse_unusable_policy", "seconds", "writable_directory"]
+__all__ = ["PROVIDES", "REPORTS", "Settings", "refuse_unusable_policy", "writable_directory"]
 
 PROVIDES = frozenset(
     {
@@ -30,15 +29,15 @@ PROVIDES = frozenset(
         Signal.UPDATE_NORM,
     }
 )
-"""What a Flower federation can report. `outputs` is missing: no client-side call trains without sending the model."""
+"""What Flower clients can report. OUTPUTS is missing: a client cannot train and keep the model without sending it."""
 
 REPORTS: Mapping[str, str] = {"loss": "loss", "train_loss": "train_loss", "duration": "train-time"}
-"""Outcome field -> the key under which a train reply's MetricRecord may report it."""
+"""Outcome field -> the metric of a train reply that reports it."""
 
 
 @dataclass(kw_only=True)
 class Settings:
-    """The arguments of `with_policy`; explained there."""
+    """The arguments of `with_policy`, which documents them."""
 
     budget: int | None
     seed: int
@@ -53,28 +52,15 @@ class Settings:
     progress: Callable[[RoundReport], None] | None
 
     def __post_init__(self) -> None:
-        if self.budget is not None:
-            try:
-                self.budget = whole("with_policy", "budget", 1, value=self.budget)
-            except InvalidInput as error:
-                raise InvalidInput(f"{error} Pass None to choose among everybody available without a limit.") from error
+        self.budget = whole("with_policy", "budget", 1, optional=True, value=self.budget)
         self.seed = whole("with_policy", "seed", 0, value=self.seed)
         self.min_clients = whole("with_policy", "min_clients", 0, value=self.min_clients)
         for name in ("wait", "probe_timeout", "train_timeout"):
-            setattr(self, name, seconds(getattr(self, name), name))
+            setattr(self, name, number("with_policy", name, "[0, inf]", value=getattr(self, name)))
         for name, arguments in (("key", "node_info, reported"), ("progress", "report")):
             if (value := getattr(self, name)) is not None and not callable(value):
                 raise InvalidInput(f"{name} must be a function, {name}({arguments}), or None. Got {value!r}.")
         self.reports = _checked_reports(self.reports)
-
-
-def seconds(value: Any, name: str) -> float:
-    """The value as a number of seconds, refused where it is none."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
-        raise InvalidInput(
-            f"{name} must be a number of seconds of at least 0; float('inf') sets no deadline. Got {value!r}."
-        )
-    return float(value)
 
 
 def _checked_reports(reports: Any) -> dict[str, str]:
@@ -88,23 +74,23 @@ def _checked_reports(reports: Any) -> dict[str, str]:
 
 
 def refuse_unusable_policy(policy: Any) -> None:
-    """Refuse what is no policy, and a policy that needs what no Flower client can tell."""
+    """Refuse anything but a policy, and a policy that needs what Flower clients cannot report."""
     if not isinstance(policy, Policy):
         hint = f"fedpick.policies.get({policy if isinstance(policy, str) else 'uniform'!r})"
         if inspect.isclass(policy) and issubclass(policy, Policy):
             raise InvalidInput(f"{policy.__name__} is a class: pass a policy object, such as {policy.__name__}().")
         raise InvalidInput(f"policy must be a policy object, such as {hint}. Got {policy!r}.")
-    # Label histograms come from the clients' introductions: whether they tell them is known in the first round.
+    # Label histograms come with the clients' descriptions, in the first round.
     if missing := sorted(policy.needs - PROVIDES - {Signal.LABEL_HISTOGRAM}):
         raise MissingSignal(
             f"{type(policy).__name__} needs {', '.join(repr(signal.value) for signal in missing)}, which Flower's "
-            f"clients cannot tell (they can tell: {', '.join(sorted({*PROVIDES, Signal.LABEL_HISTOGRAM}))}).\n\n"
-            "hint: choose a policy or options that do without"
+            f"clients cannot report (they can report: {', '.join(sorted({*PROVIDES, Signal.LABEL_HISTOGRAM}))}).\n\n"
+            "hint: choose a policy or options that do not need it"
         )
 
 
 def writable_directory(state: Any) -> Path:
-    """The directory for the policy's state, made if it is not there and tried out."""
+    """The directory for the policy's state, created if missing and checked by writing to it."""
     if not isinstance(state, (str, os.PathLike)) or not isinstance(os.fspath(state), str) or not os.fspath(state):
         raise InvalidInput(f"state must be the path of a directory, or None to save nothing. Got {state!r}.")
     path = Path(state)

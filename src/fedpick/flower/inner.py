@@ -1,4 +1,4 @@
-"""The wrapped strategy: which ones a policy can choose for, and how to make one write to exactly the cohort."""
+"""The wrapped strategy: refuse those that a policy cannot serve, and restrict the others to the cohort."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from flwr.serverapp import strategy as flower_strategies
 from flwr.serverapp.strategy import Strategy
 
 from fedpick.core.errors import InvalidInput
-from fedpick.flower.exchange import CohortGrid
+from fedpick.flower.messages import CohortGrid
 
 __all__ = [
     "divides_by_norm",
-    "everybody",
     "layers",
     "needed_numbers",
     "refuse_unsuitable",
+    "taking_all",
     "train_messages",
     "weight_key",
 ]
 
-# These compute the new model without the replies' weights, or calibrate noise for equal ones.
+# These compute the new model without the replies' weights, or calibrate noise for equal weights.
 _IGNORE_WEIGHTS = {
     *("FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan", "QFedAvg"),
     *(name for name in dir(flower_strategies) if name.startswith("DifferentialPrivacy")),
 }
 _SAMPLE_THEMSELVES = {"FedXgbCyclic"}
-# Their model is a list of trees that gets longer in every round: there is no update, new - old, to look at.
+# Their model is a list of trees that grows in every round: there is no update, new - old.
 _NO_UPDATES = {"FedXgbBagging"}
 
 
 def layers(strategy: Strategy) -> Iterator[Any]:
-    """The strategy and whatever strategies it wraps."""
+    """The strategy and the strategies that it wraps."""
     current: Any = strategy
     while isinstance(current, Strategy):
         yield current
@@ -71,24 +71,24 @@ def refuse_unsuitable(strategy: Strategy, policy_name: str, *, use_weights: bool
         if kinds & _IGNORE_WEIGHTS and use_weights:
             raise InvalidInput(
                 f"{name} does not aggregate by weights, so the weights of {policy_name} would be lost.\n\n"
-                'hint: pass weights="ignored" to let the policy choose who trains and the strategy how much each counts'
+                'hint: pass weights="ignored"; then the policy chooses the cohort and the strategy weighs the replies'
             )
     if use_weights and weight_key(strategy) is None:
         raise InvalidInput(
             f"{type(strategy).__name__} has no 'weighted_by_key', so fedpick cannot give it the policy's weights.\n\n"
-            'hint: pass weights="ignored" to let the policy choose who trains and the strategy how much each counts'
+            'hint: pass weights="ignored"; then the policy chooses the cohort and the strategy weighs the replies'
         )
 
 
 def weight_key(strategy: Strategy) -> str | None:
-    """The key under which the strategy finds a reply's weight; None for a strategy without weights."""
+    """The metric in which the strategy finds a reply's weight; None for a strategy without weights."""
     return next((inner.weighted_by_key for inner in layers(strategy) if hasattr(inner, "weighted_by_key")), None)
 
 
 def needed_numbers(strategy: Strategy, *, use_weights: bool) -> frozenset[str]:
     """The metrics of a train reply without which the strategy raises, or breaks the model.
 
-    The weight is not among them where the policy gives it: the adapter writes it into the reply itself.
+    The weight is not among them if the policy provides it: the adapter writes it into the reply.
     """
     keys = set() if use_weights else {weight_key(strategy)}
     for inner in layers(strategy):
@@ -99,12 +99,12 @@ def needed_numbers(strategy: Strategy, *, use_weights: bool) -> frozenset[str]:
 
 
 def divides_by_norm(strategy: Strategy) -> bool:
-    """Clips updates on the server, and so divides by zero where an update is zero."""
+    """Whether the strategy clips updates on the server: it then divides by zero if an update is zero."""
     return any(kind.startswith("DifferentialPrivacyServerSide") for inner in layers(strategy) for kind in _kinds(inner))
 
 
 def _kinds(strategy: Any) -> set[str]:
-    """The names of a strategy's classes: what users derive from Flower's strategies behaves like them."""
+    """The names of the strategy's classes: a class derived from one of Flower's behaves like it."""
     return {base.__name__ for base in type(strategy).__mro__}
 
 
@@ -116,24 +116,24 @@ def train_messages(
     config: ConfigRecord,
     grid: Grid,
 ) -> list[Message]:
-    """The strategy's training messages to exactly these nodes."""
+    """The strategy's train messages to exactly these nodes."""
     if not nodes:
         return []
-    with everybody(strategy, len(nodes)):
-        # A copy of the config: strategies write into the record they are given.
+    with taking_all(strategy, len(nodes)):
+        # A copy of the config: strategies write into the record they get.
         view = CohortGrid(grid, nodes)
         messages = list(strategy.configure_train(server_round, arrays, ConfigRecord(dict(config)), view))
     if sorted(message.metadata.dst_node_id for message in messages) != sorted(nodes):
         raise InvalidInput(
-            f"{type(strategy).__name__} wrote to other nodes than the cohort it was shown, so it samples by itself; "
+            f"{type(strategy).__name__} sent train messages to other nodes than the cohort, so it samples by itself; "
             "a policy cannot choose for it."
         )
     return messages
 
 
 @contextmanager
-def everybody(strategy: Strategy, count: int) -> Iterator[None]:
-    """For one call, make a strategy take all `count` nodes it sees, and wait for no more."""
+def taking_all(strategy: Strategy, count: int) -> Iterator[None]:
+    """For one call, make a strategy sample all `count` nodes it sees, and wait for no more."""
     wanted = {"fraction_train": 1.0, "fraction_evaluate": 1.0}
     wanted |= dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), count)
     before = [

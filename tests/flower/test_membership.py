@@ -1,0 +1,321 @@
+"""Identity, descriptions and readiness of clients, including clients that report nonsense."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
+from flwr.serverapp import strategy as flower
+
+import fedpick
+from fedpick.core.errors import MissingSignal
+from fedpick.flower import with_policy
+from fedpick.flower.membership import Roster
+from tests.flower.fake_grid import (
+    INFINITY,
+    NAN,
+    UNIFORM,
+    FakeGrid,
+    FakeNode,
+    alter,
+    describe_queries,
+    federation,
+    labelled,
+    node_of,
+    start,
+)
+
+
+def test_a_late_client_is_busy_until_it_answers():
+    grid = federation(4)
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), seed=0)
+    late = next(node for node in grid.nodes.values() if node.partition == 2)
+    late.mode = "late"
+
+    def one_round(index):
+        messages = strategy.configure_train(index, ArrayRecord({"w": Array(np.zeros(1))}), ConfigRecord(), grid)
+        strategy.aggregate_train(index, list(grid.send_and_receive(messages)))
+        return sorted(strategy.history[-1].clients.tolist())
+
+    # Said hello before it became slow.
+    late.mode = "good"
+    assert one_round(1) == [0, 1, 2, 3]
+    late.mode = "late"
+    assert one_round(2) == [0, 1, 2, 3]
+    assert one_round(3) == [0, 1, 3]
+    late.mode = "good"
+    assert one_round(4) == [0, 1, 2, 3]
+
+
+def test_clients_join_and_vanish():
+    grid = federation(4)
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("fedgs", similarity="updates"), budget=3, seed=0)
+    grid.on_send = lambda message: None
+    start(strategy, grid, rounds=2)
+    grid.nodes[999] = FakeNode(9, 50)
+    next(node for node in grid.nodes.values() if node.partition == 0).mode = "gone"
+    start(strategy, grid, rounds=3)
+    assert strategy.roster.keys[-1] == "partition:9"
+    assert len(strategy.session.clients) == 5
+    assert not any(0 in selection.clients for selection in strategy.history[2:])
+
+
+def test_identity_prefers_the_callers_key_then_the_partition_then_the_node():
+    strategy = with_policy(
+        flower.FedAvg(), fedpick.policies.get("uniform"), budget=2, key=lambda node, facts: f"site-{node.node_id % 5}"
+    )
+    start(strategy, FakeGrid({10: FakeNode(0), 11: FakeNode(1)}), rounds=1)
+    assert strategy.roster.keys == ["key:site-0", "key:site-1"]
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), budget=2)
+    start(strategy, FakeGrid({10: FakeNode(0, reports_partition=False), 11: FakeNode(1)}), rounds=1)
+    assert strategy.roster.keys == ["node:10", "partition:1"]
+
+
+def test_a_node_that_does_not_say_who_it_is_comes_in_when_it_does():
+    grid = federation(3)
+    slow_id, slow = next(item for item in grid.nodes.items() if item[1].partition == 1)
+    slow.mode = "late"
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), seed=0)
+    start(strategy, grid, rounds=2)
+    assert strategy.roster.keys == ["partition:0", "partition:2"]
+    slow.mode = "good"
+    start(strategy, grid, rounds=1)
+    assert strategy.roster.keys == ["partition:0", "partition:2", "partition:1"]  # and no "node:..." for good
+    assert describe_queries(grid).count(slow_id) == 1  # the old question was answered, no new one was needed
+
+
+def test_nodes_with_one_identity_are_one_client_for_which_the_newest_speaks(caplog):
+    grid = FakeGrid({1: FakeNode(0), 2: FakeNode(1), 3: FakeNode(1)})
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), seed=0)
+    start(strategy, grid, rounds=2)
+    assert strategy.roster.node_of == {0: 1, 1: 3}
+    assert "both online as 'partition:1'" in caplog.text
+    assert sorted(describe_queries(grid)) == [1, 2, 3]
+    grid.nodes[3].mode = "gone"
+    start(strategy, grid, rounds=1)
+    assert strategy.roster.node_of == {0: 1, 1: 2}
+
+
+def test_a_killed_node_that_still_counts_as_online_is_no_second_client():
+    grid = FakeGrid({1: FakeNode(0), 2: FakeNode(1)})
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), seed=0)
+    start(strategy, grid, rounds=1)
+    grid.nodes[2].mode = "late"  # killed; its heartbeat has not run out
+    grid.nodes[9] = FakeNode(1)  # the same client, restarted
+    start(strategy, grid, rounds=2)
+    assert strategy.roster.keys == ["partition:0", "partition:1"]
+    assert strategy.roster.node_of[1] == 9
+
+
+def test_a_client_that_is_late_with_an_answer_or_an_evaluation_is_busy_too():
+    grid = federation(4)
+    late_id, late = next(item for item in grid.nodes.items() if item[1].partition == 2)
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), fedpick.policies.get("ca-fed"), seed=0)
+    start(strategy, grid, rounds=1)
+    late.mode = "late"
+    before = len(grid.sent)
+    start(strategy, grid, rounds=3)
+    # Asked for its loss once and then left alone, instead of one deadline in every round.
+    kinds = [m.metadata.message_type for m in grid.sent[before:] if m.metadata.dst_node_id == late_id]
+    assert kinds.count("query.fedpick") == 1
+    assert [2 in selection.clients for selection in strategy.history[-2:]] == [False, False]
+
+    grid = federation(4)
+    late = next(node for node in grid.nodes.values() if node.partition == 2)
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), seed=0)
+    grid.on_send = lambda message: setattr(
+        late, "mode", "late" if message.metadata.message_type == "evaluate" else late.mode
+    )
+    start(strategy, grid, rounds=2)
+    assert [2 in selection.clients for selection in strategy.history] == [True, False]
+
+
+def test_clients_that_keep_their_labels_private_count_as_the_mean():
+    roster = Roster()
+    roster.admit({1: ("partition:0", {"label-histogram": [4, 0]}), 2: ("partition:1", {})})
+    np.testing.assert_array_equal(roster.clients().label_histogram, [[4, 0], [4, 0]])
+    roster.admit({3: ("partition:2", {"label-histogram": [0, 2]}), 4: ("partition:3", {"label-histogram": [1, 2, 3]})})
+    np.testing.assert_array_equal(roster.clients().label_histogram, [[4, 0], [2, 1], [0, 2], [2, 1]])
+    assert Roster(keys=["a"], num_examples=[1.0], histograms=[None]).clients().label_histogram is None
+
+
+@pytest.mark.parametrize(
+    "histogram",
+    [[NAN, 1.0], [-1.0, 2.0], [INFINITY, 0.0], [1e300, 0.0], [1.0, 2.0, 3.0], [1], [], 5.0, 3],
+    ids=str,
+)
+def test_a_label_histogram_that_makes_no_sense_is_unknown(histogram, caplog):
+    grid = labelled()
+    alter(node_of(grid, 0), "describe", lambda content: content["answer"].update({"label-histogram": histogram}))
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("fedgs"), budget=2, seed=0)
+    start(strategy, grid, rounds=3)
+    assert strategy.session.round == 3
+    table = strategy.session.clients
+    # Nobody else's histogram is touched, and the unknown one counts as the mean of the others.
+    np.testing.assert_allclose(table.label_histogram, [[4, 8], [0, 11], [12, 0], [0, 13]])
+    assert table.num_examples.tolist() == [10, 11, 12, 13]
+    said = [record.getMessage() for record in caplog.records if "label-histogram" in record.getMessage()]
+    assert len(said) == 1 and "partition:0" in said[0]
+
+
+@pytest.mark.parametrize("size", [[1, 2], NAN, -3, -1.0, INFINITY, 1e300, []], ids=str)
+def test_a_size_that_makes_no_sense_is_unknown(size, caplog):
+    grid = federation(4)
+    alter(node_of(grid, 3), "describe", lambda content: content["answer"].update({"num-examples": size}))
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("md"), seed=0)
+    grid_model = ArrayRecord({"w": Array(np.zeros(1))})
+    strategy.configure_train(1, grid_model, ConfigRecord(), grid)
+    assert strategy.session.clients.num_examples.tolist() == [10, 11, 12, 11]  # the mean of the others
+    said = [record.getMessage() for record in caplog.records if "num-examples" in record.getMessage()]
+    assert len(said) == 1 and "partition:3" in said[0]
+
+
+@pytest.mark.parametrize("partition", [NAN, INFINITY, [1], 1.5, -1, []], ids=str)
+def test_a_partition_id_that_makes_no_sense_is_no_identity(partition, caplog):
+    grid = federation(4)
+    odd_id, odd = next(item for item in grid.nodes.items() if item[1].partition == 2)
+    alter(odd, "describe", lambda content: content["answer"].update({"partition-id": partition}))
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), seed=0)
+    start(strategy, grid, rounds=2)
+    assert strategy.roster.keys == [f"node:{odd_id}", "partition:0", "partition:1", "partition:3"]
+    assert all(len(selection.clients) == 4 for selection in strategy.history)
+    assert caplog.text.count("partition-id") == 1
+
+
+def test_a_description_without_a_metric_record_says_nothing(caplog):
+    grid = federation(3)
+    odd_id, odd = next(item for item in grid.nodes.items() if item[1].partition == 1)
+    alter(odd, "describe", lambda content: content.update({"answer": ConfigRecord({"partition-id": 1})}))
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), seed=0)
+    start(strategy, grid, rounds=1)
+    assert f"node:{odd_id}" in strategy.roster.keys
+    assert caplog.text.count("MetricRecord") == 1
+
+
+def test_the_width_of_histograms_is_that_of_most_clients():
+    roster = Roster()
+    roster.admit({1: ("partition:0", {"label-histogram": [1, 2, 3]})})
+    np.testing.assert_array_equal(roster.clients().label_histogram, [[1, 2, 3]])
+    roster.admit({n: (f"partition:{n}", {"label-histogram": [4 * n, 0]}) for n in (2, 3)})
+    np.testing.assert_array_equal(roster.clients().label_histogram, [[10, 0], [8, 0], [12, 0]])
+    roster.admit({4: ("partition:4", {"label-histogram": [3, 2, 1]})})  # as many as the others: the first that came
+    np.testing.assert_array_equal(roster.clients().label_histogram, [[1, 2, 3], [2, 2, 2], [2, 2, 2], [3, 2, 1]])
+
+
+def test_a_policy_that_needs_labels_waits_where_only_nonsense_was_told_and_is_refused_where_nothing_was(caplog):
+    grid = labelled(3)
+    for node in grid.nodes.values():
+        alter(node, "describe", lambda content: content["answer"].update({"label-histogram": [NAN, 1.0]}))
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("fedgs"), budget=2, seed=0)
+    start(strategy, grid, rounds=2)
+    assert strategy.history == []
+    assert "no usable label histogram" in caplog.text
+    grid.nodes[77] = FakeNode(9)
+    alter(grid.nodes[77], "describe", lambda content: content["answer"].update({"label-histogram": [1.0, 1.0]}))
+    start(strategy, grid, rounds=2)
+    assert len(strategy.history) == 2
+    with pytest.raises(MissingSignal, match=r"answer_probes\(app, label_histogram="):
+        start(with_policy(flower.FedAvg(), fedpick.policies.get("fedgs"), budget=2), federation(3))
+
+
+def test_keys_that_look_like_numbers_but_are_none_can_be_sorted():
+    roster = Roster()
+    roster.admit({1: ("key:²", {}), 2: ("key:" + "7" * 5000, {}), 3: ("key:10", {}), 4: ("key:9", {})})
+    assert roster.keys.index("key:9") < roster.keys.index("key:10")
+
+
+class ForgetfulGrid(FakeGrid):
+    """Refuses messages to nodes that have unregistered, as a SuperLink does: see test_vanished_nodes.py."""
+
+    def __init__(self, nodes):
+        super().__init__(nodes)
+        self.unregistered = set()
+
+    def get_node_ids(self):
+        return [node for node in super().get_node_ids() if node not in self.unregistered]
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        identities = super().push_messages(messages)
+        refused = {m.metadata.message_id for m in messages if m.metadata.dst_node_id in self.unregistered}
+        for identity in refused:
+            del self.waiting[identity]
+        return ["" if identity in refused else identity for identity in identities]
+
+    def pull_messages(self, message_ids):
+        unknown = [identity for identity in message_ids if identity not in self.waiting]
+        replies = super().pull_messages([identity for identity in message_ids if identity in self.waiting])
+        for identity in set(unknown):
+            reply = Message(Error(code=3, reason="unknown message"), reply_to=self.sent[0])
+            reply.metadata.__dict__.update(_reply_to_message_id=identity, _src_node_id=1)
+            replies.append(reply)
+        return replies
+
+
+def test_a_node_that_unregisters_between_choice_and_message_failed_and_is_not_busy():
+    grid, reports = ForgetfulGrid(federation(4).nodes), []
+    strategy = with_policy(
+        flower.FedAvg(fraction_evaluate=0.0), fedpick.policies.get("uniform"), progress=reports.append
+    )
+    node_id, node = next(item for item in grid.nodes.items() if item[1].partition == 2)
+
+    def one_round(index, vanishes=False):
+        messages = strategy.configure_train(index, ArrayRecord({"w": Array(np.zeros(1))}), ConfigRecord(), grid)
+        if vanishes:
+            grid.unregistered.add(node_id)
+        strategy.aggregate_train(index, list(grid.send_and_receive(messages)))
+        return reports[-1]
+
+    assert one_round(1).failed == []
+    lost = one_round(2, vanishes=True)
+    assert (lost.failed, len(lost.completed)) == (["partition:2"], 3)
+    assert sorted(one_round(3).cohort) == ["partition:0", "partition:1", "partition:3"]
+    grid.nodes[77] = node  # the same client, back under another node id
+    assert len(one_round(4).completed) == 4
+    grid.unregistered.add(77)
+    grid.unregistered.remove(node_id)  # and under its old one
+    assert len(one_round(5).completed) == 4
+
+
+def keyed(function, grid, rounds=1):
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM, key=function)
+    start(strategy, grid, rounds=rounds)
+    return strategy
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_a_node_for_which_there_is_no_key_is_known_by_its_node_id(nothing, caplog):
+    grid = FakeGrid({10: FakeNode(0), 11: FakeNode(1), 12: FakeNode(2)})
+    strategy = keyed(lambda node, facts: nothing if node.node_id > 10 else "site", grid)
+    assert strategy.roster.keys == ["key:site", "node:11", "node:12"]
+    assert len(strategy.history[0].clients) == 3
+    assert caplog.text.count("The key function returned") == 2
+
+
+def test_a_key_function_that_raises_costs_only_that_nodes_key(caplog):
+    def by_site(node, facts):
+        return {10: "a", 11: "b"}[node.node_id]
+
+    strategy = keyed(by_site, FakeGrid({10: FakeNode(0), 11: FakeNode(1), 12: FakeNode(2)}), rounds=2)
+    assert strategy.roster.keys == ["key:a", "key:b", "node:12"]
+    assert caplog.text.count("The key function failed for node 12") == 1
+
+
+def test_nodes_that_the_key_function_cannot_tell_apart_are_known_by_their_node_ids(caplog):
+    grid = FakeGrid({10: FakeNode(0), 11: FakeNode(1), 12: FakeNode(2)})
+    strategy = keyed(lambda node, facts: "same" if node.node_id != 10 else "other", grid)
+    assert strategy.roster.keys == ["key:other", "node:11", "node:12"]
+    grid.nodes[13] = FakeNode(3)  # too late to be seen beside the others, but the value is known to be worth nothing
+    start(strategy, grid, rounds=1)
+    assert strategy.roster.keys[-1] == "node:13"
+    assert [len(selection.clients) for selection in strategy.history] == [3, 4]
+    assert caplog.text.count("The key function gives 'same' to several nodes") == 1
+
+
+def test_a_restarted_node_keeps_its_key():
+    grid = FakeGrid({10: FakeNode(0), 11: FakeNode(1)})
+    strategy = keyed(lambda node, facts: f"site-{facts['partition-id']}", grid)
+    grid.nodes[99] = grid.nodes.pop(11)
+    start(strategy, grid, rounds=1)
+    assert strategy.roster.keys == ["key:site-0", "key:site-1"]
+    assert strategy.roster.node_of == {0: 10, 1: 99}

@@ -1,0 +1,133 @@
+"""Settings that cannot work are refused by with_policy, with what to do, before any client trains."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import strategy as flower
+
+import fedpick
+from fedpick.core.errors import InvalidInput, MissingSignal
+from fedpick.flower import with_policy
+from tests.flower.fake_grid import UNIFORM, federation
+
+
+def test_what_flower_cannot_report_is_refused_before_the_first_round():
+    with pytest.raises(MissingSignal, match="outputs"):
+        with_policy(flower.FedAvg(), fedpick.policies.get("fedgs", similarity="outputs"), budget=2)
+
+
+def test_reports_that_are_no_outcome_are_refused():
+    with pytest.raises(InvalidInput, match="reports must map"):
+        with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), reports={"accuracy": "acc"})
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("pow-d", r"fedpick\.policies\.get\('pow-d'\)"),
+        (type(UNIFORM), r"Uniform is a class.*Uniform\(\)"),
+        (None, r"fedpick\.policies\.get\('uniform'\)"),
+        (flower.FedAvg(), "policy must be a policy object"),
+    ],
+    ids=["name", "class", "none", "strategy"],
+)
+def test_a_policy_is_a_policy(policy, message):
+    with pytest.raises(InvalidInput, match=message):
+        with_policy(flower.FedAvg(), policy)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("budget", value) for value in (2.5, 0, -1, "3", True, float("nan"))),
+        *(("min_clients", value) for value in (1.5, -1, None, "2")),
+        *(("wait", value) for value in (None, "60", -1.0, float("nan"), True)),
+        *(("probe_timeout", value) for value in (None, "60", -1.0, float("nan"), [1])),
+        *(("train_timeout", value) for value in (None, "60", -1.0, float("nan"))),
+        *(("progress", value) for value in ("print", 3, [])),
+        *(("key", value) for value in ("site", 3, {})),
+        *(("seed", value) for value in (-1, 1.5, None)),
+        *(("weights", value) for value in ("examples", None, ["policy"])),
+        *(("reports", value) for value in ("loss", None, {"accuracy": "acc"}, {"loss": 3}, ["loss"])),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused_by_name(setting, value):
+    with pytest.raises(InvalidInput, match=rf"^(The '{setting}' parameter of with_policy|{setting}) must .*Got "):
+        with_policy(flower.FedAvg(), UNIFORM, **{setting: value})
+
+
+def test_settings_that_can_be_used_are_not_refused():
+    with_policy(
+        flower.FedAvg(),
+        UNIFORM,
+        budget=np.int64(3),
+        min_clients=0,
+        wait=0,
+        probe_timeout=np.float64(1),
+        train_timeout=float("inf"),
+        reports={},
+    )
+
+
+@pytest.mark.parametrize("timeout", ["60", -1.0, float("nan")])
+def test_a_timeout_given_at_the_start_is_checked_too(timeout):
+    grid = federation(2)
+    with pytest.raises(InvalidInput, match="^The 'timeout' parameter of start must"):
+        with_policy(flower.FedAvg(), UNIFORM).start(
+            grid=grid, initial_arrays=ArrayRecord({"w": Array(np.zeros(1))}), num_rounds=1, timeout=timeout
+        )
+    assert grid.sent == []
+
+
+@pytest.mark.parametrize("state", [3, True, "", b"policy", "bad\0name"], ids=repr)
+def test_a_state_is_a_path(state, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match=r"^state must"):
+        with_policy(flower.FedAvg(), UNIFORM, state=state)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_is_a_file_or_below_one_is_refused(tmp_path):
+    file = tmp_path / "policy"
+    file.write_text("mine")
+    for state in (file, str(file), file / "below"):
+        with pytest.raises(InvalidInput, match=r"state must be a directory that can be written.*policy.*another"):
+            with_policy(flower.FedAvg(), UNIFORM, state=state)
+    assert file.read_text() == "mine"
+
+
+def test_a_state_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    if os.geteuid() == 0:  # nothing is forbidden to root
+
+        def read_only(*args, **kwargs):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("tempfile.TemporaryFile", read_only)
+    else:
+        tmp_path.chmod(0o500)
+    with pytest.raises(InvalidInput, match=r"can be written.*Permission denied"):
+        with_policy(flower.FedAvg(), UNIFORM, state=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("policy", "signal"),
+    [
+        (fedpick.policies.get("fedgs", similarity="outputs"), "outputs"),
+        (fedpick.policies.get("fedgs", similarity="features"), "features"),
+        (fedpick.policies.get("ca-fed", estimates="oracle"), "availability"),
+        (fedpick.policies.get("unbiased", estimates="oracle"), "availability"),
+    ],
+    ids=["outputs", "features", "ca-fed", "unbiased"],
+)
+def test_what_no_flower_client_can_tell_is_refused(policy, signal):
+    with pytest.raises(MissingSignal, match=rf"{type(policy).__name__} needs .*{signal}.*Flower"):
+        with_policy(flower.FedAvg(), policy)
+
+
+@pytest.mark.parametrize("name", fedpick.policies.names())
+def test_every_policy_as_it_comes_is_accepted(name):
+    with_policy(flower.FedAvg(), fedpick.policies.get(name))
