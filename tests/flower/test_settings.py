@@ -76,7 +76,7 @@ def test_settings_that_can_be_used_are_not_refused():
 @pytest.mark.parametrize("timeout", ["60", -1.0, float("nan")])
 def test_a_timeout_given_at_the_start_is_checked_too(timeout):
     grid = federation(2)
-    with pytest.raises(InvalidInput, match="^The 'timeout' parameter of start must"):
+    with pytest.raises(InvalidInput, match=r"^The 'timeout' parameter of start must"):
         with_policy(flower.FedAvg(), UNIFORM).start(
             grid=grid, initial_arrays=ArrayRecord({"w": Array(np.zeros(1))}), num_rounds=1, timeout=timeout
         )
