@@ -11,8 +11,9 @@ import pytest
 
 import fedpick
 from fedpick import Clients, Outcome, Session, Signal, testing
+from fedpick.core import registry
 from fedpick.core.errors import InvalidInput, MissingSignal
-from fedpick.policies import _gp as gaussian
+from fedpick.policies import _gp
 
 
 class World:
@@ -56,7 +57,7 @@ def start(world, name="fedcor", seed=1, **options):
 QUICK = {"dimension": 4, "warmup_iterations": 20, "iterations": 10}
 
 
-def test_variants_set_what_was_left_open():
+def test_variants_are_presets():
     paper = fedpick.policies.get("fedcor")
     assert (paper.variant, paper.warmup, paper.theta, paper.warmup_history, paper.history) == ("paper", 15, 0.9, 10, 1)
     assert (paper.dimension, paper.interval, paper.beta, paper.trials, paper.noise) == (15, 10, 0.95, 1, 0.01)
@@ -71,11 +72,78 @@ def test_variants_set_what_was_left_open():
     assert fedpick.policies.get("fedgp").history == 1
 
 
-def test_a_variant_cannot_be_replaced_alone():
-    paper = fedpick.policies.get("fedcor")
-    with pytest.raises(InvalidInput, match="every option of variant='paper'"):
-        replace(paper, variant="code-2023")
-    assert replace(paper, beta=0.5).variant == "paper"
+def test_replace_keeps_the_other_options():
+    code = fedpick.policies.get("fedcor", variant="code-2023", warmup=4)
+    assert registry.parameters(replace(code, beta=0.5)) == {**registry.parameters(code), "beta": 0.5}
+    assert replace(code, beta=0.5) == fedpick.policies.get("fedcor", variant="code-2023", warmup=4, beta=0.5)
+
+
+CODE_2023 = {
+    "dimension": 15,
+    "warmup": 20,
+    "interval": 10,
+    "beta": 0.95,
+    "history": 100,
+    "theta": 0.95,
+    "trials": 1,
+    "noise": 0.01,
+    "variant": "code-2023",
+    "rule": "posterior",
+    "updates": "trial",
+    "initial_scale": 1.0,
+    "learning_rate": 0.01,
+    "iterations": 100,
+    "warmup_iterations": 1000,
+    "warmup_training": "end",
+    "warmup_history": 100,
+    "history_unit": "rounds",
+    "sample_from": 0,
+    "prior_mean": "samples",
+    "selection_noise": "prior",
+    "schedule": "after-multiples",
+    "anneal_warmup": False,
+}
+"""What a session file of fedcor with variant="code-2023", warmup=20 holds."""
+PAPER = CODE_2023 | {
+    "variant": "paper",
+    "warmup": 15,
+    "history": 1,
+    "theta": 0.9,
+    "warmup_iterations": 150,
+    "warmup_training": "each",
+    "warmup_history": 10,
+    "history_unit": "updates",
+    "prior_mean": "zero",
+    "selection_noise": "none",
+    "schedule": "elapsed",
+}
+CODE_2022 = PAPER | {
+    "variant": "code-2022",
+    "warmup": 16,
+    "theta": 0.8,
+    "schedule": "after-multiples",
+    "sample_from": 10,
+    "selection_noise": "observation",
+    "anneal_warmup": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "stored"),
+    [
+        ("fedcor", {}, PAPER),
+        ("fedcor", {"variant": "paper"}, PAPER),
+        ("fedcor", {"variant": "code-2022"}, CODE_2022),
+        ("fedcor", {"variant": "code-2023", "warmup": 20}, CODE_2023),
+        ("fedgp", {}, PAPER | {"warmup_history": 1}),
+        ("fedgp", {"variant": "code-2022"}, CODE_2022),
+        ("fedgp", {"variant": "code-2023", "warmup": 20}, CODE_2023),
+    ],
+)
+def test_settings_and_stored_parameters_build_the_same_policy(name, settings, stored):
+    policy = fedpick.policies.get(name, **settings)
+    assert registry.parameters(policy) == stored
+    assert fedpick.policies.get(name, **stored) == policy
 
 
 class Fits:
@@ -83,13 +151,13 @@ class Fits:
 
     def __init__(self, monkeypatch):
         self.calls = []
-        real = gaussian.fit
+        real = _gp.fit
 
         def spy(start, samples, weights, **options):
             self.calls.append({"start": start.copy(), "samples": samples.copy(), "weights": weights, **options})
             return real(start, samples, weights, **{**options, "iterations": 2})
 
-        monkeypatch.setattr(gaussian, "fit", spy)
+        monkeypatch.setattr(_gp, "fit", spy)
 
     def of(self, key):
         return [call[key] for call in self.calls]
@@ -135,6 +203,8 @@ def test_embeddings_start_with_the_length_asked_for(monkeypatch, scale):
     "options",
     [
         {"variant": "code"},
+        {"variant": ["code-2023"]},
+        {"theta": None},
         {"dimension": 0},
         {"beta": 0.0},
         {"theta": 1.5},
@@ -263,7 +333,7 @@ def test_picks_are_those_of_the_greedy_algorithm_on_the_learned_embedding():
     world.play(session, 5)
     mask = np.arange(world.count) % 4 != 0
     (selection, _) = world.play(session, 1, available=lambda index: mask)[0]
-    chosen, gains = gaussian.select_greedy(
+    chosen, gains = _gp.select_greedy(
         session.state.embedding,
         np.full(world.count, 1 / world.count),
         np.ones(world.count),

@@ -7,8 +7,9 @@ are pure: the same arguments give the same result, arguments are never modified,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +50,8 @@ class Policy(ABC, Generic[StateT]):
 
     reference: ClassVar[str] = ""
     """BibTeX of the paper, for `fedpick.cite`."""
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Presets of hyper-parameters by name. `policies.get(name, variant=...)` starts from one of them."""
     unbiased: ClassVar[bool] = False
     """Claims that E[sum of weights x update] equals full participation; the conformance kit checks the claim."""
 

@@ -99,13 +99,17 @@ def _policy_class(found: Any, what: str) -> type[Policy[Any]]:
 
 
 def get(name: str, **hyper_parameters: Any) -> Policy[Any]:
-    """Build a policy by name; every policy can be built with no hyper-parameters."""
+    """Build a policy by name. Every policy can be built with no hyper-parameters.
+
+    If the class names `variants`, `variant=...` starts from the values of that one instead of the defaults.
+    """
     policy_class = load(name)
     known = [item.name for item in fields(policy_class) if item.init]  # type: ignore[arg-type]
     for parameter in hyper_parameters:
         if parameter not in known:
             raise InvalidInput(str(unknown_name(f"hyper-parameter of {name!r}", parameter, known or ["(none)"])))
-    return policy_class(**hyper_parameters)
+    preset = policy_class.variants.get(str(hyper_parameters.get("variant")), {})
+    return policy_class(**{**preset, **hyper_parameters})
 
 
 def name_of(policy: Policy[Any]) -> str | None:

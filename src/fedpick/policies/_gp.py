@@ -21,6 +21,9 @@ same clients share one A; where the samples have G different sets of answers the
 is O(G N d^2).
 
 Selection (algorithm 1) is explained at `select_greedy`.
+
+`select_greedy_reference` and `log_likelihood_reference` are the same in N x N matrices, as printed in the paper: the
+definitions that the tests compare the low-rank forms with.
 """
 
 from __future__ import annotations
@@ -33,17 +36,27 @@ from numpy.typing import NDArray
 
 from fedpick.core.arrays import FloatArray, IntArray
 
-__all__ = ["Fit", "correlation", "discounted_mean", "fit", "log_likelihood", "prior_moments", "select_greedy"]
-
+__all__ = [
+    "NOISE_RULES",
+    "Fit",
+    "correlation",
+    "discounted_mean",
+    "fit",
+    "log_likelihood",
+    "log_likelihood_reference",
+    "prior_moments",
+    "select_greedy",
+    "select_greedy_reference",
+]
 
 NOISE_RULES = ("none", "observation", "prior")
 
-# Clients handled at a time: the working arrays stay in the processor's cache, and the products stay so small that the
-# linear algebra library does not share them out to threads, which on a busy machine costs several times what it brings.
+# Clients per block: the working arrays stay in the processor's cache, and the products stay below the size at which the
+# linear algebra library starts threads, which costs several times what it gains on a busy machine.
 _BLOCK = 2048
 
-# Without noise Sigma has rank d and nothing is left to tell clients apart after d picks. This share of the largest
-# variance, added to the diagonal, ranks the rest; it is far below anything that matters before.
+# Without noise Sigma has rank d, and after d picks all clients left look alike. This share of the largest variance,
+# added to the diagonal, ranks them; it is too small to change the first d picks.
 _JITTER = 1e-10
 _TINY = 1e-300
 
@@ -75,26 +88,26 @@ def select_greedy(
     rule: str = "none",
     candidates: IntArray | None = None,
 ) -> tuple[IntArray, FloatArray]:
-    """Algorithm 1: pick `count` candidates one by one, each the best given those before it.
+    """Algorithm 1 in rank d: pick `count` candidates one by one, each the best given those before it.
 
-    The prediction for client k is the lower confidence bound, alpha_k standard deviations below its mean; picked is who
-    lowers the expected global loss most, and then Sigma is conditioned on it. The prior mean drops out of all that.
-    With everything still to be picked described by a_k = sum_i p_i Sigma_ik, b_k = Sigma_kk and a d x d matrix L (I at
-    the start) with Sigma_ik = x_i' L x_k for i != k, one pick is
+    The prediction for client k is the lower confidence bound, alpha_k standard deviations below its mean. The pick is
+    the client that lowers the expected global loss most, and Sigma is then conditioned on it. The prior mean cancels.
+    The clients not picked yet are described by a_k = sum_i p_i Sigma_ik, b_k = Sigma_kk and a d x d matrix L (I at the
+    start) with Sigma_ik = x_i' L x_k for i != k. One pick is
 
         k* = argmax alpha_k a_k sqrt(b_k) / (b_k + r),   q = b_k* + r,   g = L x_k* / sqrt(q),   h = X' g,
         a <- a - (a_k* / sqrt(q)) h,   b <- b - h^2,   L <- L - g g'.
 
-    Rules for the noise: "none" Sigma = X'X (a jitter ranks what is left after d picks); "prior" Sigma = X'X + s^2 I; in
-    both r = 0 and a picked client leaves the sum in a. "observation": Sigma = X'X and r = s^2, the prediction is a
-    noisy look at the client.
+    Rules for the noise: with "none", Sigma = X'X (a jitter ranks the clients left after d picks); with "prior",
+    Sigma = X'X + s^2 I; in both r = 0 and a picked client leaves the sum in a. With "observation", Sigma = X'X and
+    r = s^2: the prediction is a noisy observation of the client.
 
     Args:
         confidence: (N,) alpha_k, larger than 0.
-        candidates: who may be picked; None: everybody.
+        candidates: the clients that may be picked; None: all.
 
     Returns:
-        The picks in order, and the fall of the expected global loss that each one brings.
+        The picks in order, and by how much each lowers the expected global loss.
 
     >>> embedding = np.array([[1.0, 0.9, 0.0], [0.0, 0.1, 0.5]])  # 0 and 1 are alike, 2 is unlike both
     >>> select_greedy(embedding, np.full(3, 1 / 3), np.ones(3), 2)[0]
@@ -145,9 +158,38 @@ def select_greedy(
         direction = spread @ columns[:, pick] / scale
         step = covariance[pick] / scale
         spread -= np.outer(direction, direction)
-        covariance[pick] = -np.inf  # never the best again, whatever is subtracted
+        covariance[pick] = -np.inf  # never the best again
         picks[place], gains[place] = pick, best
     return (picks if candidates is None else candidates[picks]), gains
+
+
+def select_greedy_reference(
+    covariance: FloatArray,
+    importance: FloatArray,
+    confidence: FloatArray,
+    count: int,
+    *,
+    candidates: IntArray,
+    observation_noise: float = 0.0,
+) -> tuple[IntArray, FloatArray]:
+    """Algorithm 1 as printed, on the (N, N) covariance: (picks in order, fall of the expected global loss by each)."""
+    covariance, mean = covariance.copy(), np.zeros(len(covariance))
+    pool, picks, losses = candidates.tolist(), list[int](), [0.0]
+    for _ in range(min(count, len(pool))):
+        posterior = {}
+        for k in pool:
+            prediction = mean[k] - confidence[k] * np.sqrt(covariance[k, k])  # equation 9
+            slope = covariance[:, k] / (covariance[k, k] + observation_noise)
+            posterior[k] = mean + slope * (prediction - mean[k])  # the mean of equation 11
+        best = min(pool, key=lambda k: float(importance @ posterior[k]))  # equation 10
+        mean, column = posterior[best], covariance[:, best].copy()
+        covariance -= np.outer(column, column) / (column[best] + observation_noise)  # the covariance of equation 11
+        if not observation_noise:
+            covariance[best, :] = covariance[:, best] = 0.0  # exactly, without rounding
+        pool.remove(best)
+        picks.append(best)
+        losses.append(float(importance @ mean))
+    return np.array(picks, dtype=np.int64), -np.diff(losses)
 
 
 def _blocks(count: int) -> Iterator[slice]:
@@ -166,10 +208,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """Samples made ready: answers as residuals, and who answered what."""
+    """The samples as residuals, and which clients answered in each."""
 
     columns: IntArray | None
-    """The n clients with at least one answer; None: everybody."""
+    """The n clients with at least one answer; None: all."""
     residuals: FloatArray
     """(m, n) z, 0 where there is no answer."""
     weights: FloatArray
@@ -179,7 +221,7 @@ class _Evidence:
     masks: NDArray[np.bool_] | None
     """(G, n) the sets of answers; None: one set, in which all n answered."""
     answers: FloatArray
-    """(G,) how many answered."""
+    """(G,) number of clients that answered."""
     squares: FloatArray
     """(m,) z'z."""
     noise: float
@@ -190,14 +232,14 @@ class _Moments:
     """What the likelihood needs of X, summed over clients."""
 
     outer: FloatArray
-    """(G, d, d) X X' over those who answered."""
+    """(G, d, d) X X' over the clients that answered."""
     projections: FloatArray
     """(d, m) u."""
 
 
 @dataclass(frozen=True)
 class _Slopes:
-    """What the gradient needs beside the client's own column."""
+    """What the gradient needs besides the client's own column."""
 
     toward: FloatArray
     """(d, m) w v / s^2."""
@@ -206,7 +248,7 @@ class _Slopes:
 
 
 def discounted_mean(samples: FloatArray, weights: FloatArray) -> FloatArray:
-    """(N,) weighted mean of every client's answers; 0 where there are none."""
+    """(N,) weighted mean of every client's answers; 0 for a client without answers."""
     total = np.zeros(samples.shape[1])
     mass = np.zeros(samples.shape[1])
     for sample, weight in zip(samples, weights, strict=True):
@@ -217,7 +259,7 @@ def discounted_mean(samples: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def correlation(embedding: FloatArray) -> FloatArray:
-    """(N, N) Pearson correlations x_i'x_k / (|x_i| |x_k|); N x N, for pictures of small federations only."""
+    """(N, N) Pearson correlations x_i'x_k / (|x_i| |x_k|); for figures of small federations."""
     length = np.sqrt(np.einsum("ij,ij->j", embedding, embedding))
     unit = np.divide(embedding, length, out=np.zeros_like(embedding), where=length > 0)
     matrix: FloatArray = unit.T @ unit
@@ -243,6 +285,24 @@ def log_likelihood(
     return value, gradient
 
 
+def log_likelihood_reference(
+    embedding: FloatArray, samples: FloatArray, weights: FloatArray, *, noise: float, mean: FloatArray
+) -> tuple[float, FloatArray]:
+    """Equation 17 and its gradient in N x N matrices. A missing answer is a row and a column left out."""
+    value, gradient = 0.0, np.zeros_like(embedding)
+    for sample, weight in zip(samples, weights, strict=True):
+        known = ~np.isnan(sample)
+        if not known.any():
+            continue
+        x, z = embedding[:, known], (sample - mean)[known]
+        covariance = x.T @ x + noise**2 * np.eye(len(z))
+        inverse = np.linalg.inv(covariance)
+        log_determinant = np.linalg.slogdet(covariance)[1]
+        value -= 0.5 * weight * (len(z) * np.log(2 * np.pi) + log_determinant + z @ inverse @ z)
+        gradient[:, known] += weight * x @ (np.outer(inverse @ z, inverse @ z) - inverse)
+    return float(value), gradient
+
+
 def fit(
     embedding: FloatArray,
     samples: FloatArray,
@@ -253,15 +313,15 @@ def fit(
     learning_rate: float,
     mean: FloatArray | None = None,
 ) -> Fit:
-    """Maximise equation 17 from the given embedding with a fresh Adam (its usual constants), never more than O(N d).
+    """Maximise equation 17 from the given embedding with a fresh Adam (its usual constants), in O(N d) memory.
 
-    Columns of clients without any answer stay as they are. One pass over the clients per iteration: a block's gradient,
-    its step, and its share of the sums for the next iteration.
+    Columns of clients without any answer stay as they are. Each iteration is one pass over the clients, which for every
+    block computes the gradient, makes the step, and adds to the sums for the next iteration.
     """
     evidence = _evidence(samples, weights, noise, mean)
     rank, count = len(embedding), evidence.residuals.shape[1]
     parts = list(_blocks(count))
-    # Every block is an array of its own: contiguous memory makes the passes nearly twice as fast.
+    # One array per block: contiguous memory makes the passes nearly twice as fast.
     if evidence.columns is None:
         blocks = [np.array(embedding[:, part], order="C") for part in parts]
     else:
@@ -290,11 +350,11 @@ def fit(
 def _climb(
     x: FloatArray, first: FloatArray, second: FloatArray, gradient: FloatArray, rate: float, damping: float
 ) -> None:
-    """One step of Adam, in place, with as few passes over the arrays as there can be.
+    """One step of Adam, in place, with as few passes over the arrays as possible.
 
     `first` and `second` are the running sums of the gradient and its square without their factors 1 - 0.9 and
-    1 - 0.999; those and the corrections for the start from zero are folded into `rate` and `damping`. The gradient is
-    used up.
+    1 - 0.999. `rate` and `damping` contain those factors and the corrections for the start from zero. The gradient is
+    overwritten.
     """
     first *= 0.9
     first += gradient
@@ -310,8 +370,8 @@ def _climb(
 
 def _evidence(samples: FloatArray, weights: FloatArray, noise: float, mean: FloatArray | None) -> _Evidence:
     answered = ~np.isnan(samples)
-    anybody = answered.any(axis=0)
-    columns = None if anybody.all() else np.flatnonzero(anybody)
+    ever = answered.any(axis=0)
+    columns = None if ever.all() else np.flatnonzero(ever)
     if columns is not None:
         answered = answered[:, columns]
     sets: dict[bytes, int] = {}
@@ -338,7 +398,7 @@ def _no_moments(evidence: _Evidence, rank: int) -> _Moments:
 
 
 def _accumulate(moments: _Moments, x: FloatArray, evidence: _Evidence, part: slice) -> None:
-    """Add the share of a block of clients, in place."""
+    """Add the contribution of a block of clients, in place."""
     moments.projections[...] += x @ evidence.residuals[:, part].T
     if evidence.masks is None:
         moments.outer[0] += x @ x.T
@@ -350,7 +410,7 @@ def _accumulate(moments: _Moments, x: FloatArray, evidence: _Evidence, part: sli
 def _slopes(moments: _Moments, evidence: _Evidence) -> tuple[float, _Slopes]:
     """The log-likelihood, and the small matrices of its gradient."""
     rank = len(moments.projections)
-    # With next to no noise and few answers the sum is singular to rounding; no noise is less than what that can tell.
+    # With almost no noise and few answers the sum is singular up to rounding: noise below this bound has no effect.
     least = _JITTER * float(np.trace(moments.outer, axis1=1, axis2=2).max(initial=0.0)) / rank
     variance = max(evidence.noise**2, least)
     factor = np.linalg.cholesky(moments.outer + variance * np.eye(rank))

@@ -61,9 +61,10 @@ __all__ = ["CAFed", "CAFedState"]
 
 # Above this the diagnostics do not list who is excluded: one flag per client and round would fill the logs.
 _MASK_LIMIT = 5000
-# Clients decided at once in a pass, and how often before they are decided one by one: measured at a million clients.
-_BLOCK = 2048
-_REPETITIONS = 6
+# Clients of a pass that are filtered at once. At a million clients the filter halves the time of the plain loop.
+_BLOCK = 4096
+# Far above the rounding error of the running sums, relative to the largest gap.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -243,65 +244,43 @@ def included_clients(
     # The decrease depends on gap_k minus the mean gap only. Measured from the smallest gap, equal gaps are exactly 0,
     # so that rounding never drops a client in a tie.
     excess = gap - gap.min()
-    for order in (np.argsort(-np.abs(correlation), kind="stable"), np.argsort(availability, kind="stable")):
-        candidates = order[included[order]].astype(np.int64)
+    for key in (-np.abs(correlation), availability):
+        left = np.flatnonzero(included)
+        candidates = left[np.argsort(key[left], kind="stable")]
         included[_dropped(candidates, share, excess, included, penalty=4 * kappa2 * largest, tau=tau)] = False
     return included
 
 
 def _dropped(
     candidates: IntArray, share: FloatArray, excess: FloatArray, included: BoolArray, *, penalty: float, tau: float
-) -> IntArray:
-    """One greedy pass over the candidates, in their order.
+) -> list[int]:
+    """One greedy pass: which of the candidates, given in the order of the pass, are dropped.
 
-    With A and S the sums of share and share x excess over those left, and D = 1 - A, dropping k lowers the proxy by
+    With A and S the sums of share and share x excess over the clients left, and D = 1 - A, dropping client k lowers the
+    proxy by
 
         share_k [ (excess_k A - S) / (A (A - share_k)) - penalty (2 D + share_k) ].
 
-    Each drop changes A, S and D for all that follow; candidates are decided block by block.
+    The loop compares this with tau, both times A (A - share_k) to save the division. Each drop changes A, S and D for
+    the clients that follow, so the loop is sequential. To keep it short, most clients never enter it: while a block is
+    decided, A and S fall and D rises by at most the sums over the block, and a client that cannot be dropped even with
+    the sums most in favour of it is skipped.
     """
-    sums = np.array([share[included].sum(), share[~included].sum(), share[included] @ excess[included]])
+    kept, lost = float(share[included].sum()), float(share[~included].sum())
+    weighted = float(share[included] @ excess[included])
     # Clients of importance 0 change nothing and are never dropped; one of positive importance must stay.
     spare = int(np.count_nonzero(share[included] > 0)) - 1
-    dropped: list[IntArray] = []
+    rounding = _ROUNDING * float(excess.max())
+    dropped: list[int] = []
     for start in range(0, len(candidates), _BLOCK):
         block = candidates[start : start + _BLOCK]
         own, over = share[block], excess[block]
-        goes = _decided(own, over, sums, spare, penalty, tau)
-        dropped.append(block[goes])
-        sums, spare = _running(sums, own, over, goes)[:, -1], spare - int(np.count_nonzero(goes))
-    return np.concatenate(dropped)
-
-
-def _running(sums: FloatArray, own: FloatArray, over: FloatArray, goes: BoolArray) -> FloatArray:
-    """A, D and S in front of each candidate of a block and, last, behind it, (3, block + 1), if these are dropped."""
-    steps = np.stack([-own, own, -own * over]) * goes
-    return np.cumsum(np.column_stack([sums, steps]), axis=1)
-
-
-def _decided(own: FloatArray, over: FloatArray, sums: FloatArray, spare: int, penalty: float, tau: float) -> BoolArray:
-    """Who of a block is dropped.
-
-    Guess it, run the sums along the block under that guess, decide everybody anew with the sums in front of it, and
-    repeat. A guess that is confirmed is the sequential result: the first decision depends on no guess, the second only
-    on the first, and so on. A few repetitions nearly always do; otherwise a plain loop, with the same arithmetic.
-    """
-    guess = np.zeros(len(own), dtype=np.bool_)
-    for _ in range(_REPETITIONS):
-        kept, lost, weighted = _running(sums, own, over, guess)[:, :-1]
-        # The formula of `_dropped` times A (A - share_k), to save the division.
-        area = kept * (kept - own)
-        falls = own * (over * kept - weighted - penalty * (2 * lost + own) * area) > tau * area
-        decided = falls & (spare - np.cumsum(guess) + guess > 0)
-        if np.array_equal(decided, guess):
-            return guess
-        guess = decided
-    guess[:] = False
-    kept, lost, weighted = sums.tolist()
-    for position, (share, excess) in enumerate(zip(own.tolist(), over.tolist(), strict=True)):
-        area = kept * (kept - share)
-        falls = share * (excess * kept - weighted - penalty * (2 * lost + share) * area) > tau * area
-        if falls and spare > 0:
-            guess[position] = True
-            kept, lost, weighted, spare = kept - share, lost + share, weighted - share * excess, spare - 1
-    return guess
+        least = kept - float(own.sum())
+        bias = penalty * (2 * lost + own) * (least * np.maximum(least - own, 0.0))
+        possible = over * kept - (weighted - float(own @ over) - rounding) >= bias
+        for client, s, e in zip(block[possible].tolist(), own[possible].tolist(), over[possible].tolist(), strict=True):
+            area = kept * (kept - s)
+            if s * (e * kept - weighted - penalty * (2 * lost + s) * area) > tau * area and spare > 0:
+                dropped.append(client)
+                kept, lost, weighted, spare = kept - s, lost + s, weighted - s * e, spare - 1
+    return dropped
