@@ -1,8 +1,12 @@
 from __future__ import annotations
 
-import json
+import copy
+import errno
 import os
+import re
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -14,8 +18,10 @@ import pytest
 
 import fedpick
 from fedpick import Clients, Outcome, Policy, Probe, Selection, Session, Signal
+from fedpick.core import checkpoint
 from fedpick.core import state as states
 from fedpick.core.errors import InvalidInput, InvalidSelection, MissingSignal, OutOfOrder, StateFileError
+from fedpick.core.session import SESSION_FILE
 from fedpick.core.state import derived, per_client
 
 CLIENTS = Clients(num_examples=np.arange(1.0, 7.0))
@@ -243,93 +249,198 @@ def test_save_and_load(tmp_path):
     assert (loaded.round, loaded.seed) == (1, 9)
     np.testing.assert_array_equal(loaded.state.counts, session.state.counts)
     np.testing.assert_array_equal(loaded.state.sizes, session.state.sizes)
-    with np.load(next((tmp_path / "policy").glob("state-*.npz"))) as arrays:
-        assert arrays.files == ["counts"]  # the derived field is not on disk
+    arrays, _ = checkpoint.unpack((tmp_path / "policy" / SESSION_FILE).read_bytes())
+    assert arrays.keys() == {"state/counts", "clients/num_examples", "clients/importance"}  # no derived field
     with pytest.raises(StateFileError, match="not registered here"):
         Session.load(tmp_path / "policy")
 
 
-def test_saving_again_leaves_only_what_is_needed(tmp_path):
+def test_a_session_is_one_file_that_only_its_owner_reads(tmp_path):
     session = Session(fedpick.policies.get("uniform"), CLIENTS)
     for _ in range(3):
         session.tell(done(session, session.ask(budget=2)))
-        session.save(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 3
+        session.save(tmp_path / "new" / "policy")
+    files = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "new" / "policy").iterdir()}
+    assert files == {"session.npz": 0o600, "session.lock": 0o600}
 
 
 def test_saving_removes_its_own_leftovers_and_nothing_else(tmp_path):
     """The directory is the user's: other files of arrays may live there, a simulator's model.npz for one."""
-    foreign = [
-        *("model.npz", "download.partial", "model.npz.77.partial", "state.npz", "state-best.npz", "state-00000001.npz"),
-        *("clients-of-mine.npz", "clients-0123456789abcdef.npz.bak", "state-00000001-0123456789abcdef.npz.partial"),
-        *("session.json.old.partial", "my-clients-0123456789abcdef.npz", "state-00000001-0123456789ABCDEF.npz"),
-    ]
-    leftovers = [
-        *("state-00000007-0123456789abcdef.npz", "state-123456789-0123456789abcdef.npz"),
-        *(
-            "clients-fedcba9876543210.npz",
-            "state-00000007-0123456789abcdef.npz.4711.partial",
-            "clients-fedcba9876543210.npz.1.partial",
-        ),
-        "session.json.4711.partial",
-    ]
+    foreign = ["model.npz", "download.partial", "model.npz.77.partial", "session.npz.old.partial", "session.json"]
+    leftovers = ["session.npz.4711.partial", "session.npz.1.partial"]
     for name in [*foreign, *leftovers]:
         (tmp_path / name).write_text("content")
-    (tmp_path / "clients-0000000000000000.npz").mkdir()  # no file of ours
     Session(fedpick.policies.get("uniform"), CLIENTS).save(tmp_path)
-    found = {file.name for file in tmp_path.iterdir()}
-    assert found.isdisjoint(leftovers)
-    assert found >= {*foreign, "clients-0000000000000000.npz"}
-    assert len(found) == len(foreign) + 1 + 3  # the manifest, the state and the table
+    assert {file.name for file in tmp_path.iterdir()} == {*foreign, "session.npz", "session.lock"}
     assert all((tmp_path / name).read_text() == "content" for name in foreign)
 
 
-@pytest.mark.parametrize("content", ['{"mine": 1}', "[]", "notes", ""])
-def test_a_foreign_file_in_the_manifests_place_is_not_overwritten(tmp_path, content):
-    (tmp_path / "session.json").write_text(content)
+@pytest.mark.parametrize("content", [b'{"mine": 1}', b"", b"PK", checkpoint.pack({"w": np.ones(3)}, {"mine": 1})])
+def test_a_foreign_file_in_the_sessions_place_is_not_overwritten(tmp_path, content):
+    (tmp_path / SESSION_FILE).write_bytes(content)
     with pytest.raises(StateFileError, match=r"not a fedpick session.*another directory"):
         Session(fedpick.policies.get("uniform"), CLIENTS).save(tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["session.json"]
-    assert (tmp_path / "session.json").read_text() == content
+    assert (tmp_path / SESSION_FILE).read_bytes() == content
 
 
-def damaged(path, kind):
-    if kind == "nothing there":
-        (path / "session.json").unlink()
-    elif kind == "truncated manifest":
-        (path / "session.json").write_text((path / "session.json").read_text()[:40])
-    elif kind == "foreign manifest":
-        (path / "session.json").write_text('{"hello": 1}')
-    elif kind == "newer schema":
-        manifest = json.loads((path / "session.json").read_text())
-        (path / "session.json").write_text(json.dumps({**manifest, "schema": 99}))
-    elif kind == "truncated arrays":
-        file = next(path.glob("state-*.npz"))
-        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    elif kind == "missing arrays":
-        next(path.glob("state-*.npz")).unlink()
-    elif kind == "pickle inside":
-        file = next(path.glob("state-*.npz"))
-        np.savez(file, counts=np.array([{"a": 1}], dtype=object))
+def test_a_full_disk_leaves_the_previous_state(tmp_path, monkeypatch):
+    session = Session(Recorder(probes=False), CLIENTS)
+    session.save(tmp_path)
+    session.tell(done(session, session.ask(budget=2)))
+    session.grow(Clients(num_examples=np.ones(9)))
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            session.save(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"session.npz", "session.lock"}
+    loaded = Session.load(tmp_path, policy=Recorder(probes=False))
+    assert (loaded.round, len(loaded.clients), len(loaded.state.counts)) == (0, 6, 6)
+    session.save(tmp_path)
+    assert Session.load(tmp_path, policy=Recorder(probes=False)).round == 1
+
+
+def test_every_flipped_bit_is_refused(tmp_path):
+    Session(Recorder(probes=False), CLIENTS).save(tmp_path)
+    content = (tmp_path / SESSION_FILE).read_bytes()
+    for position in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[position // 8] ^= 1 << position % 8
+        (tmp_path / SESSION_FILE).write_bytes(flipped)
+        with pytest.raises(StateFileError, match=r"session\.npz is .*(damaged|not a checkpoint)"):
+            Session.load(tmp_path, policy=Recorder(probes=False))
+
+
+def rewritten(path, change):
+    """Write a session file with other content and a valid checksum."""
+    arrays, plain = checkpoint.unpack((path / SESSION_FILE).read_bytes())
+    change(arrays, plain)
+    (path / SESSION_FILE).write_bytes(checkpoint.pack(arrays, plain))
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("change", "message"),
     [
-        ("nothing there", "no saved session"),
-        ("truncated manifest", "damaged"),
-        ("foreign manifest", "not a fedpick session"),
-        ("newer schema", "schema 99"),
-        ("truncated arrays", "truncated"),
-        ("missing arrays", "is missing"),
-        ("pickle inside", "truncated or not a file of arrays"),
+        (lambda arrays, plain: plain.update(format="other"), "not a fedpick session"),
+        (lambda arrays, plain: plain.clear(), "not a fedpick session"),
+        (lambda arrays, plain: plain.update(schema=99), "schema 99"),
+        (lambda arrays, plain: plain.pop("seed"), "lacks 'seed'"),
+        (lambda arrays, plain: plain.update(policy=3), "its 'policy' is a int"),
+        (lambda arrays, plain: plain.update(policy=None), "its 'policy' is a NoneType"),
+        (lambda arrays, plain: plain.update(parameters=["a"]), "its 'parameters' is a list"),
+        (lambda arrays, plain: plain.update(seed="1"), "its 'seed' is a str"),
+        (lambda arrays, plain: plain.update(seed=-1), "'seed' parameter of Session"),
+        (lambda arrays, plain: plain.update(seed=True), "'seed' parameter of Session"),
+        (lambda arrays, plain: plain.update(round=1.5), "its 'round' is a float"),
+        (lambda arrays, plain: plain.update(round=-1), "'round' parameter"),
+        (lambda arrays, plain: plain.update(report_limit=None), "its 'report_limit' is a NoneType"),
+        (lambda arrays, plain: plain.update(report_limit=0), "'report_limit' parameter"),
+        (lambda arrays, plain: plain.update(state=[]), "its 'state' is a list"),
+        (lambda arrays, plain: plain.update(state={}), "written by another version"),
+        (lambda arrays, plain: plain["state"].update(rounds="many"), "rounds is text instead of a number"),
+        (lambda arrays, plain: plain["state"].update(rounds=[1]), "rounds is a list instead of a number"),
+        (lambda arrays, plain: plain["state"].update(more=1), "written by another version"),
+        (lambda arrays, plain: arrays.pop("state/counts"), "written by another version"),
+        (lambda arrays, plain: arrays.update({"state/counts": np.ones(3)}), "not for the 6 clients"),
+        (lambda arrays, plain: arrays.update({"state/counts": np.array(list("abcdef"))}), "an array of text instead"),
+        (lambda arrays, plain: arrays.pop("clients/num_examples"), "cannot be used"),
+        (lambda arrays, plain: arrays.update({"clients/age": np.ones(6)}), "cannot be used"),
+        (lambda arrays, plain: arrays.update({"clients/num_examples": np.array(list("abcdef"))}), "array of numbers"),
     ],
 )
-def test_damaged_files_get_a_clear_error(tmp_path, kind, message):
+def test_content_that_is_not_a_session_is_refused_in_a_sentence(tmp_path, change, message):
     Session(Recorder(probes=False), CLIENTS).save(tmp_path)
-    damaged(tmp_path, kind)
+    rewritten(tmp_path, change)
     with pytest.raises(StateFileError, match=message):
         Session.load(tmp_path, policy=Recorder(probes=False))
+
+
+def test_a_session_that_was_never_saved_is_not_loaded(tmp_path):
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(StateFileError, match="no saved session"):
+            Session.load(path)
+
+
+WRITER = """
+import sys, numpy as np, fedpick
+from fedpick import Clients, Outcome, Session
+from fedpick.core.errors import StateFileError
+session = Session(fedpick.policies.get("uniform"), Clients(num_examples=np.ones(50_000)), seed=int(sys.argv[2]))
+for _ in range(int(sys.argv[3])):
+    selection = session.ask(budget=3)
+    session.tell(Outcome(index=session.round, clients=selection.clients, completed=np.ones(3, bool)))
+    try:
+        session.save(sys.argv[1])
+        print("saved", flush=True)
+    except StateFileError as error:
+        print(error, flush=True)
+sys.stdin.read()
+"""
+
+
+def python(script, *arguments, **options):
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+
+
+def test_a_second_writer_is_refused_and_a_reader_always_succeeds(tmp_path):
+    with python(WRITER, tmp_path, 1, 200, stdin=subprocess.PIPE) as first:
+        assert first.stdout.readline() == "saved\n"
+        rounds = []
+        with python(WRITER, tmp_path, 2, 5, stdin=subprocess.DEVNULL) as second:
+            while second.poll() is None:
+                session = Session.load(tmp_path)
+                assert session.seed == 1
+                rounds.append(session.round)
+            refusals = second.stdout.read().splitlines()
+        assert rounds == sorted(rounds)
+        expected = rf"^Another process \(id {first.pid}\) saves its session in .*another directory"
+        assert len(refusals) == 5
+        assert all(re.search(expected, line) for line in refusals)
+        with pytest.raises(StateFileError, match=expected):
+            Session.load(tmp_path).save(tmp_path)
+        assert first.communicate()[0].split() == ["saved"] * 199
+    session = Session.load(tmp_path)
+    assert (session.seed, session.round) == (1, 200)
+    session.save(tmp_path)  # the first writer has ended
+
+
+def test_sessions_of_one_process_follow_each_other(tmp_path):
+    """A loaded session takes over from the one that was saved, which may still exist."""
+    first = Session(fedpick.policies.get("uniform"), CLIENTS)
+    first.save(tmp_path)
+    second = Session.load(tmp_path)
+    second.tell(done(second, second.ask(budget=2)))
+    second.save(tmp_path)
+    assert Session.load(tmp_path).round == 1
+    shutil.rmtree(tmp_path)
+    second.save(tmp_path)
+    assert copy.deepcopy(second).round == Session.load(tmp_path).round == 1
+
+
+FORKED = """
+import os, sys, numpy as np, fedpick
+session = fedpick.Session(fedpick.policies.get("uniform"), fedpick.Clients(num_examples=np.ones(5)))
+session.save(sys.argv[1])
+child = os.fork()
+if child == 0:
+    try:
+        session.save(sys.argv[1])
+    except fedpick.core.errors.StateFileError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+session.save(sys.argv[1])
+"""
+
+
+def test_a_forked_child_is_another_writer(tmp_path):
+    with python(FORKED, tmp_path) as parent:
+        assert f"Another process (id {parent.pid})" in parent.communicate()[0]
+    assert parent.returncode == 0
 
 
 KILLED = """
@@ -358,26 +469,6 @@ def test_a_kill_at_any_moment_leaves_a_state_that_loads(tmp_path, attempt):
     assert session.round >= reached  # what save() confirmed is there; at most the next round is, too
     assert session.round <= reached + 1
     session.ask(budget=3)
-
-
-def test_a_crash_while_a_grown_table_is_saved_leaves_the_previous_state(tmp_path, monkeypatch):
-    """The round is the same before and after the growth, so the round alone must not name a file."""
-    session = Session(Recorder(probes=False), CLIENTS)
-    session.tell(done(session, session.ask(budget=2)))
-    session.save(tmp_path)
-    session.grow(Clients(num_examples=np.ones(9)))
-    write = states.write_atomically
-
-    def crash_before_the_manifest(target, content):
-        if target.suffix == ".json":
-            raise KeyboardInterrupt
-        write(target, content)
-
-    monkeypatch.setattr(states, "write_atomically", crash_before_the_manifest)
-    with pytest.raises(KeyboardInterrupt):
-        session.save(tmp_path)
-    loaded = Session.load(tmp_path, policy=Recorder(probes=False))
-    assert len(loaded.clients) == len(loaded.state.counts) == 6
 
 
 def test_a_state_is_not_given_to_another_policy(tmp_path):

@@ -184,10 +184,10 @@ def test_a_state_is_made_and_left_empty_until_the_first_round(tmp_path):
     strategy = with_policy(flower.FedAvg(), UNIFORM, state=tmp_path / "runs" / "policy", budget=2)
     assert list((tmp_path / "runs" / "policy").iterdir()) == []
     start(strategy, federation(3), rounds=1)
-    assert (tmp_path / "runs" / "policy" / "session.json").exists()
+    assert (tmp_path / "runs" / "policy" / "session.npz").exists()
 
 
-@pytest.mark.parametrize("name", ["session.json", "roster.json"])
+@pytest.mark.parametrize("name", ["session.npz", "roster.json"])
 def test_somebody_elses_files_are_not_overwritten(tmp_path, name):
     (tmp_path / name).write_text('{"mine": 1}')
     with pytest.raises(StateFileError, match=name):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedpick.core import registry
+from fedpick.core import checkpoint, registry, writing
 from fedpick.core import state as states
 from fedpick.core.errors import (
     InvalidInput,
@@ -25,9 +25,22 @@ from fedpick.core.rng import Purpose, stream
 from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection
 from fedpick.core.validation import number, whole
 
-__all__ = ["Decision", "Session"]
+__all__ = ["SESSION_FILE", "Decision", "Session"]
 
 Measure = Callable[[Probe], ArrayLike]
+
+SESSION_FILE = "session.npz"
+"""The one file that `Session.save` writes into its directory, beside the lock."""
+_FORMAT = "fedpick-session"
+_SCHEMA = 2
+_SAVED_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "policy": str,
+    "parameters": dict,
+    "seed": int,
+    "round": int,
+    "report_limit": (int, float),
+    "state": dict,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +101,7 @@ class Session:
         self.report_limit = number("Session", "report_limit", "(0, inf]", value=report_limit)
         self._state = policy.init(clients, stream(self.seed, 0, Purpose.INIT))
         self._pending: Decision | None = None
+        self._saved_in: Path | None = None
 
     @property
     def state(self) -> Any:
@@ -231,74 +245,128 @@ class Session:
         self.round = whole("Session.restore", "round", 0, value=round)
 
     def save(self, path: str | Path) -> None:
-        """Write the committed state to a directory; a crash at any moment leaves the previous state loadable.
+        """Write the committed state to `session.npz` in a directory. A crash leaves the previous state loadable.
 
-        Files of earlier states are removed; whatever else is in the directory is left alone.
+        The process keeps a lock on the directory until this session is gone: another process that saves there gets a
+        StateFileError. Loading needs no lock. Other files in the directory are left alone.
         """
+        directory = Path(path)
         arrays, plain = states.split(self._state)
-        table = {
-            item.name: getattr(self.clients, item.name)
-            for item in fields(self.clients)
-            if getattr(self.clients, item.name) is not None
-        }
-        # The content is in the name: a table that grew is saved twice in one round, with different arrays.
-        state_file = f"state-{self.round:08d}-{states.fingerprint(arrays)}.npz"
-        clients_file = f"clients-{states.fingerprint(table)}.npz"
-        manifest = {
-            "policy": _policy_name(self.policy),
-            "parameters": registry.parameters(self.policy),
-            "seed": self.seed,
-            "round": self.round,
-            "report_limit": self.report_limit,
-            "plain": plain,
-            "state_file": state_file,
-            "clients_file": clients_file,
-        }
-        states.write_directory(Path(path), manifest, {state_file: arrays, clients_file: table})
+        table = {item.name: getattr(self.clients, item.name) for item in fields(self.clients)}
+        members = {f"state/{name}": value for name, value in arrays.items()}
+        members |= {f"clients/{name}": value for name, value in table.items() if value is not None}
+        content = checkpoint.pack(
+            members,
+            {
+                "format": _FORMAT,
+                "schema": _SCHEMA,
+                "policy": _policy_name(self.policy),
+                "parameters": registry.parameters(self.policy),
+                "seed": self.seed,
+                "round": self.round,
+                "report_limit": self.report_limit,
+                "state": plain,
+            },
+        )
+        directory.mkdir(parents=True, exist_ok=True)
+        claim = writing.claim(directory, self)
+        with claim.writing:
+            if self._saved_in != directory.resolve():
+                _refuse_foreign_file(directory / SESSION_FILE)
+                _remove_partial_files(directory)
+            writing.write_atomically(directory / SESSION_FILE, content, private=True)
+        self._saved_in = directory.resolve()
 
     @classmethod
     def load(
         cls, path: str | Path, *, policy: Policy[Any] | None = None, provides: frozenset[Signal] | None = None
     ) -> Session:
-        """Go on from a saved session. A policy that is not registered must be passed in, as it was."""
-        manifest, arrays, table = states.read_directory(Path(path))
+        """Continue a saved session. A policy that is not registered must be passed, as it was."""
+        file = Path(path) / SESSION_FILE
+        members, saved = _read(file)
         if policy is not None:
-            _refuse_another_policy(policy, manifest, path)
-        else:
-            if manifest["policy"] not in registry.names():
-                raise StateFileError(
-                    f"The session in {path} used the policy {manifest['policy']!r}, which is not registered here. "
-                    "Install its package, or pass Session.load(path, policy=...)."
-                )
-            policy = registry.get(manifest["policy"], **manifest["parameters"])
-        session = cls(
-            policy,
-            Clients(**table),
-            manifest["seed"],
-            provides=provides,
-            report_limit=manifest["report_limit"],
-        )
-        session.restore(arrays, manifest["plain"], round=manifest["round"])
+            _refuse_another_policy(policy, saved, path)
+        elif saved["policy"] not in registry.names():
+            raise StateFileError(
+                f"The session in {path} used the policy {saved['policy']!r}, which is not registered here. "
+                "Install its package, or pass Session.load(path, policy=...)."
+            )
+        try:
+            if policy is None:
+                policy = registry.get(saved["policy"], **saved["parameters"])
+            clients = Clients(**_group(members, "clients/"))
+            session = cls(policy, clients, saved["seed"], provides=provides, report_limit=saved["report_limit"])
+            session.restore(_group(members, "state/"), saved["state"], round=saved["round"])
+        except (InvalidInput, TypeError) as error:
+            raise StateFileError(f"{file} cannot be used: {error}") from error
+        session._saved_in = file.parent.resolve()
         return session
+
+
+def _group(members: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    return {name.removeprefix(prefix): value for name, value in members.items() if name.startswith(prefix)}
+
+
+def _read(file: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Return the arrays and the plain values of a saved session, whose types are checked."""
+    try:
+        content = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StateFileError(
+            f"There is no saved session in {file.parent}: {file.name} is missing. Save one with Session.save."
+        ) from error
+    members, saved = checkpoint.unpack(content, str(file))
+    if saved.get("format") != _FORMAT:
+        raise StateFileError(f"{file} is not a fedpick session: its 'format' is not {_FORMAT!r}.")
+    if saved.get("schema") != _SCHEMA:
+        raise StateFileError(
+            f"{file} has schema {saved.get('schema')!r}; this version of fedpick reads schema {_SCHEMA}. "
+            "Use the fedpick version that wrote it."
+        )
+    for name, kinds in _SAVED_TYPES.items():
+        if name not in saved:
+            raise StateFileError(f"{file} is damaged: it lacks {name!r}.")
+        if not isinstance(saved[name], kinds):
+            raise StateFileError(f"{file} is damaged: its {name!r} is a {type(saved[name]).__name__}.")
+    return members, saved
+
+
+def _remove_partial_files(directory: Path) -> None:
+    """Remove what a process that was killed while it saved left behind. The claim excludes living ones."""
+    for file in directory.glob(f"{SESSION_FILE}.*.partial"):
+        if file.suffixes[-2][1:].isdigit():
+            file.unlink(missing_ok=True)
+
+
+def _refuse_foreign_file(file: Path) -> None:
+    """Raise if another file has the session's name. A damaged session looks like another file."""
+    if file.exists():
+        try:
+            _read(file)
+        except StateFileError as error:
+            raise StateFileError(
+                f"{file} exists and is not a fedpick session that can be read, so it is not overwritten. "
+                "Save to another directory, or delete the file."
+            ) from error
 
 
 def _policy_name(policy: Policy[Any]) -> str:
     return registry.name_of(policy) or type(policy).__qualname__
 
 
-def _refuse_another_policy(policy: Policy[Any], manifest: Mapping[str, Any], path: str | Path) -> None:
+def _refuse_another_policy(policy: Policy[Any], saved: Mapping[str, Any], path: str | Path) -> None:
     """A state means something only to the policy that made it."""
-    if _policy_name(policy) != manifest["policy"]:
+    if _policy_name(policy) != saved["policy"]:
         raise StateFileError(
-            f"The session in {path} is of the policy {manifest['policy']!r}, but {_policy_name(policy)!r} was passed. "
+            f"The session in {path} is of the policy {saved['policy']!r}, but {_policy_name(policy)!r} was passed. "
             "Pass the policy that was saved, or start a new session in another directory."
         )
     given = registry.parameters(policy)
     # A hyper-parameter that did not exist yet when the session was saved is no difference.
     differing = [
-        f"{name} was {saved!r}, now {given.get(name)!r}"
-        for name, saved in manifest["parameters"].items()
-        if states.to_json(given.get(name)) != states.to_json(saved)
+        f"{name} was {value!r}, now {given.get(name)!r}"
+        for name, value in saved["parameters"].items()
+        if checkpoint.to_json(given.get(name)) != checkpoint.to_json(value)
     ]
     if differing:
         raise StateFileError(

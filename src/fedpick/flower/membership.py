@@ -30,8 +30,8 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedpick.core.errors import StateFileError
-from fedpick.core.state import write_atomically
 from fedpick.core.types import Clients
+from fedpick.core.writing import write_atomically
 from fedpick.flower.messages import count, is_count, queries, replies_by_node
 
 __all__ = ["KeyFunction", "Membership", "Roster"]

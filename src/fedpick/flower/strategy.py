@@ -30,7 +30,7 @@ from fedpick.core.errors import InvalidInput, MissingSignal, StateFileError
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.sampling import sample_uniform
-from fedpick.core.session import Session
+from fedpick.core.session import SESSION_FILE, Session
 from fedpick.core.types import Clients, Outcome, Selection, aggregation_weights
 from fedpick.flower.inner import (
     divides_by_norm,
@@ -159,7 +159,7 @@ class PolicyStrategy(Strategy):
 
     def _resume(self, path: Path) -> None:
         """Load the saved session and roster. A roster without a session is loaded only to refuse a foreign file."""
-        saved = (path / "session.json").exists()
+        saved = (path / SESSION_FILE).exists()
         session = Session.load(path, policy=self.policy, provides=PROVIDES) if saved else None
         roster = Roster.load(path) if saved or (path / "roster.json").exists() else None
         if session is None or roster is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedpick.core.errors import InvalidInput
-from fedpick.core.state import write_atomically
+from fedpick.core.writing import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedpick.core.errors import StateFileError
-from fedpick.core.state import write_atomically
+from fedpick.core.writing import write_atomically
 from fedpick.sim.jax_engine.setup import require_jax
 
 __all__ = ["read_checkpoint", "write_checkpoint"]
