@@ -224,7 +224,7 @@ def test_from_python(tmp_path, module, monkeypatch):
         (
             lambda name: data.load(f"{name}:broken"),
             InvalidInput,
-            r"could not be made: KeyError.*\(own_\d+\.py, line [56]\d\)",
+            r"raised an error: KeyError.*\(own_\d+\.py, line [56]\d\)",
         ),
         (lambda name: tasks.get(f"{name}:nothing"), InvalidInput, r"must return a fedpick\.sim\.Task. Got list"),
         (

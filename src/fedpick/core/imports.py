@@ -1,7 +1,7 @@
-"""Things of one's own: `package.module:attribute` where the name of a built-in would stand.
+"""Import paths: `package.module:attribute`, which users write in the place of a registered name.
 
-The module is found like any other, and also in the working directory and in the directory of the spec that names it.
-Both are put at the end of `sys.path`, so that they hide nothing, and new processes start with the same path.
+Python finds the module as usual, and also in the working directory and in the directory of the spec that names it. Both
+are appended to `sys.path`, so that they hide no installed module. Worker processes get the same path.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any
 
 from fedpick.core.errors import FedpickError, InvalidInput, unknown_name
 
-__all__ = ["call_target", "importable_directories", "is_target", "load_target", "make_importable", "takes"]
+__all__ = ["accepts", "build_object", "importable_directories", "is_import_path", "load_object", "make_importable"]
 
 _directories: list[str] = []
-"""Where modules of one's own were looked for in this process."""
+"""The directories that `make_importable` appended in this process."""
 
 
-def is_target(name: str) -> bool:
-    """Whether this names something of one's own: it has a colon, which no registered name has."""
+def is_import_path(name: str) -> bool:
+    """Whether a name is an import path: it has a colon, which no registered name has."""
     return ":" in name
 
 
 def make_importable(directory: Path) -> None:
-    """Let modules in this directory be imported, unless something else has their name."""
+    """Let Python import the modules of this directory, after all others of the same name."""
     path = str(directory.resolve())
     if path not in _directories:
         _directories.append(path)
@@ -39,38 +39,38 @@ def make_importable(directory: Path) -> None:
 
 
 def importable_directories() -> tuple[str, ...]:
-    """The directories of `make_importable`, for workers that do not start with this process's path."""
+    """Return the directories of `make_importable`, for workers that start with another path."""
     return tuple(_directories)
 
 
 def _refuse_namesakes(kind: str, name: str, module_name: str) -> None:
-    """Python imports one module of a name and keeps it: a second one, beside another spec, would never be seen."""
+    """Raise if two directories hold a module of this name: Python would import the first and never the second."""
     top = module_name.partition(".")[0]
     specs = [PathFinder.find_spec(top, [directory]) for directory in _directories]
     files = sorted({spec.origin for spec in specs if spec is not None and spec.origin is not None})
     if len(files) > 1:
         raise InvalidInput(
             f"The {kind} {name!r} could be in {' or in '.join(files)}, and one process imports only one of them. "
-            "Rename one, or start Python anew for each."
+            "Rename one of them, or use one process for each."
         )
 
 
-def load_target(kind: str, name: str) -> Callable[..., Any]:
-    """The function or class that `package.module:attribute` names."""
+def load_object(kind: str, name: str) -> Callable[..., Any]:
+    """Import the function or class at an import path. `kind` names it in messages, such as "policy"."""
     module_name, _, attribute = name.partition(":")
     is_file = module_name.endswith(".py")
     if is_file or not all(part.isidentifier() for part in [*module_name.split("."), *attribute.split(".")]):
         hint = " Leave out the .py." if is_file else ""
         raise InvalidInput(
-            f"The {kind} {name!r} is not the name of something in Python: expected 'package.module:function', with "
-            f"dots between folders.{hint}"
+            f"The {kind} {name!r} is not an import path: expected 'package.module:function', with dots between "
+            f"folders.{hint}"
         )
     make_importable(Path.cwd())
-    importlib.invalidate_caches()  # the file may have been written a moment ago
+    importlib.invalidate_caches()  # the file may be newer than the last import
     _refuse_namesakes(kind, name, module_name)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # somebody else's import may fail in any way
+    except Exception as error:  # user code may raise anything
         raise InvalidInput(f"The {kind} {name!r} cannot be imported: {_why(error, module_name)}") from error
     try:
         found = operator.attrgetter(attribute)(module)
@@ -82,7 +82,7 @@ def load_target(kind: str, name: str) -> Callable[..., Any]:
             if any(is_kind(value) for is_kind in kinds) and not key.startswith("_")
         ]
         own = [key for key in known if getattr(module, key).__module__ == module.__name__]
-        # A module that came with something else may have hidden one's own.
+        # An installed module of the same name hides the user's: say which file was imported.
         file = getattr(module, "__file__", None) or ""
         where = "" if any(file.startswith(directory) for directory in _directories) else f" ({file or 'built in'})"
         raise unknown_name(
@@ -104,28 +104,27 @@ def _why(error: Exception, module_name: str) -> str:
 
 
 def _place(error: Exception, module_name: str) -> str:
-    """The error in a sentence, with the last line of this module that was reached."""
+    """Describe the error in a sentence, with the last line of the module that ran."""
     stem = module_name.rpartition(".")[2]
     frames = [each for each in traceback.extract_tb(error.__traceback__) if Path(each.filename).stem == stem]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}."
 
 
-def takes(function: Callable[..., Any], option: str) -> bool:
-    """Whether a function has this keyword argument, or takes any."""
+def accepts(function: Callable[..., Any], option: str) -> bool:
+    """Whether a function accepts this keyword argument, by name or through `**options`."""
     parameters = inspect.signature(function).parameters
-    any_of_them = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return any_of_them or option in parameters
+    return option in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
-def call_target(kind: str, name: str, function: Callable[..., Any], wanted: type, options: Mapping[str, Any]) -> Any:
-    """What the function behind a target gives, which must be a `wanted`."""
+def build_object(kind: str, name: str, function: Callable[..., Any], wanted: type, options: Mapping[str, Any]) -> Any:
+    """Call the function at an import path with these options. Raise unless it returns a `wanted`."""
     try:
         result = function(**options)
     except FedpickError:
         raise
-    except Exception as error:  # somebody else's code may fail in any way
-        raise InvalidInput(f"The {kind} {name!r} could not be made: {_place(error, name.partition(':')[0])}") from error
+    except Exception as error:  # user code may raise anything
+        raise InvalidInput(f"The {kind} {name!r} raised an error: {_place(error, name.partition(':')[0])}") from error
     if not isinstance(result, wanted):
         raise InvalidInput(
             f"The {kind} {name!r} must return a {wanted.__module__.rpartition('.')[0]}.{wanted.__name__}. "

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from fedpick.core.errors import FedpickError, InvalidInput, unknown_name
-from fedpick.core.imports import is_target, load_target
+from fedpick.core.imports import is_import_path, load_object
 from fedpick.core.policy import Policy
 
 __all__ = ["BUILT_IN", "broken", "cite", "get", "load", "name_of", "names", "parameters", "summary"]
@@ -77,8 +77,8 @@ def load(name: str) -> type[Policy[Any]]:
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
-    if is_target(name):
-        return _policy_class(load_target("policy", name), f"The policy {name!r}")
+    if is_import_path(name):
+        return _policy_class(load_object("policy", name), f"The policy {name!r}")
     plugins = _plugins()
     if name not in plugins:
         hint = "installed plug-ins add names; `fedpick list policies` shows them all"

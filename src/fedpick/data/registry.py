@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpick.core.errors import InvalidInput, unknown_name
-from fedpick.core.imports import call_target, is_target, load_target, takes
+from fedpick.core.imports import accepts, build_object, is_import_path, load_object
 from fedpick.data.images import CIFAR10, EMNIST_DIGITS, FMNIST, MNIST, cifar10, digits, emnist_digits, fmnist, mnist
 from fedpick.data.sentiment import GLOVE, SENTIMENT140, sentiment140
 from fedpick.data.sources import Collection, Progress, find_files
@@ -59,8 +59,8 @@ def names() -> tuple[str, ...]:
 
 def loader_of(name: str) -> Callable[..., Dataset]:
     """The function behind a name; its keyword arguments are the options of the data set."""
-    if is_target(name):
-        return load_target("data set", name)
+    if is_import_path(name):
+        return load_object("data set", name)
     if name not in _LOADERS:
         hint = "`fedpick list datasets` shows them all; your own is named 'package.module:function'"
         raise unknown_name("data set", name, _LOADERS, hint)
@@ -89,11 +89,11 @@ def load(name: str, **options: Any) -> Dataset:
     """
     loader = loader_of(name)
     for option in options:
-        if not takes(loader, option):
+        if not accepts(loader, option):
             known = ", ".join(inspect.signature(loader).parameters) or "none"
             raise InvalidInput(f"The data set {name!r} has no option {option!r}. It has {known}.")
-    if is_target(name):
-        dataset: Dataset = call_target("data set", name, loader, Dataset, options)
+    if is_import_path(name):
+        dataset: Dataset = build_object("data set", name, loader, Dataset, options)
         return dataset
     return loader(**options)
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from fedpick.core.errors import FedpickError, MissingDependency
-from fedpick.core.imports import is_target
+from fedpick.core.imports import is_import_path
 from fedpick.experiments.options import Option, Problem, Registries, check_options, nearest
 from fedpick.experiments.values import MANY_CLIENTS, finite_problems, value_problems
 
@@ -112,7 +112,7 @@ def _name_problems(section: str, table: Mapping[str, Any], known: Registries, pa
     name = table.get("name")
     if not isinstance(name, str):
         return [Problem(path, f"[{section}] needs a name, as text. Got {name!r}.")]
-    if section in _TARGETS and is_target(name):
+    if section in _TARGETS and is_import_path(name):
         return []  # imported when its options are asked for
     names = list(known.names[section]())
     kind = {"data": "data set", "policies": "policy", "availability": "availability process"}.get(section, section)

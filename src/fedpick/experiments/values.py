@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from fedpick.core.errors import InvalidInput
-from fedpick.core.imports import is_target
+from fedpick.core.imports import is_import_path
 from fedpick.experiments.options import Problem, first_error
 
 __all__ = [
@@ -96,7 +96,7 @@ def check_data(name: str, **options: Any) -> None:
     """Refuse options of a data set of ours; somebody's own is not called before it is needed."""
     from fedpick.data.registry import loader_of
 
-    if is_target(name):
+    if is_import_path(name):
         return
     loader = loader_of(name)
     parameters = inspect.signature(loader).parameters
@@ -123,7 +123,7 @@ def check_task(name: str, **options: Any) -> None:
     """Refuse options of a task of ours, built for data of its usual shape."""
     from fedpick.sim import tasks
 
-    if not is_target(name):
+    if not is_import_path(name):
         tasks.builder_of(name)(**options)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpick.core.errors import InvalidInput, unknown_name
-from fedpick.core.imports import call_target, is_target, load_target, takes
+from fedpick.core.imports import accepts, build_object, is_import_path, load_object
 from fedpick.sim.jax_engine.setup import require_jax
 
 __all__ = ["Task", "builder_of", "describe", "get", "names"]
@@ -71,7 +71,7 @@ def names() -> tuple[str, ...]:
 
 def describe(name: str) -> str:
     """One line about a task."""
-    if is_target(name):
+    if is_import_path(name):
         return (inspect.getdoc(builder_of(name)) or "").partition("\n")[0]
     if name not in _TASKS:
         hint = "run `fedpick list tasks` to see them; your own is named 'package.module:function'"
@@ -81,8 +81,8 @@ def describe(name: str) -> str:
 
 def builder_of(name: str) -> Callable[..., Task]:
     """The function behind a name; its keyword arguments are the options of the task."""
-    if is_target(name):
-        return load_target("task", name)
+    if is_import_path(name):
+        return load_object("task", name)
     describe(name)
     require_jax()
     from fedpick.sim.jax_engine import models
@@ -96,13 +96,13 @@ def get(name: str, **options: Any) -> Task:
     `package.module:function` is your own: the function is called with the options, and with those two if it takes them.
     """
     builder = builder_of(name)
-    if is_target(name):
-        options = {key: value for key, value in options.items() if key not in _FROM_THE_DATA or takes(builder, key)}
-    if unknown := sorted(option for option in options if not takes(builder, option)):
+    if is_import_path(name):
+        options = {key: value for key, value in options.items() if key not in _FROM_THE_DATA or accepts(builder, key)}
+    if unknown := sorted(option for option in options if not accepts(builder, option)):
         known = ", ".join(inspect.signature(builder).parameters) or "none"
         raise InvalidInput(f"The task {name!r} has the options {known}. Got {', '.join(unknown)}.")
     # The same task is the same object: programs compiled for it are then shared by all simulators of a process.
     key = (builder, repr(sorted(options.items())))
     if key not in _BUILT:
-        _BUILT[key] = call_target("task", name, builder, Task, options) if is_target(name) else builder(**options)
+        _BUILT[key] = build_object("task", name, builder, Task, options) if is_import_path(name) else builder(**options)
     return _BUILT[key]
