@@ -14,7 +14,7 @@ import numpy as np
 from fedpick import availability
 from fedpick.availability.statistics import estimation_error_curve
 from fedpick.core.types import Clients
-from fedpick.report.availability_figures import draw_estimation_errors
+from fedpick.report.figures.availability import draw_estimation_errors
 
 FIGURE = Path(__file__).parents[1] / "docs/figures/cafed-figure-4a.png"
 

@@ -19,11 +19,10 @@ from pathlib import Path
 
 from benchmarks.paper_figures import draw_decisions, draw_over
 from fedpick.experiments.store_read import Experiment, Reader
-from fedpick.report.charts_base import opened, read_material
-from fedpick.report.charts_clients import raster_chart
-from fedpick.report.parameters import over_setting
-from fedpick.report.tables import to_markdown
-from fedpick.report.tables_groups import group_table
+from fedpick.report.analysis import over_setting
+from fedpick.report.charts.choices import raster_chart
+from fedpick.report.material import opened, read_material
+from fedpick.report.tables import group_table, to_markdown
 
 FOLDER = Path(__file__).parent.parent / "docs/figures"
 
@@ -74,7 +73,7 @@ def decisions(options: argparse.Namespace) -> None:
             views[experiment.title.rpartition(": ")[2]] = seeds[0]
             if material.accounts:
                 print(f"{experiment.title}\n")
-                print(to_markdown(group_table(reader, material.results, material.grouping, material.accounts)))
+                print(to_markdown(group_table(material.results, material.accounts)))
     print(draw_decisions(views, options.folder / f"{options.name or 'cafed-decisions'}.png"))
 
 

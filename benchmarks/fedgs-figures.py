@@ -22,7 +22,7 @@ from fedpick.core.session import Session
 from fedpick.core.types import Clients, Outcome
 from fedpick.experiments.simulation import clients_and_trace, federation_of
 from fedpick.experiments.spec import Spec, load_spec
-from fedpick.report.charts_base import opened
+from fedpick.report.material import opened
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent / "docs/figures"

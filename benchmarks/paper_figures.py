@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
-from fedpick.report.availability_figures import _new_figure
-from fedpick.report.charts_palette import styles_of
-from fedpick.report.figures_grids import draw_cells
-from fedpick.report.files import save_figure
+from fedpick.report.charts.chart import styles_of
+from fedpick.report.figures.canvas import new_figure, save_figure
+from fedpick.report.figures.experiment import LINE_STYLES, draw_cells
 from fedpick.theory.fedcor import Components, Normality
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def draw_components(
     One row per setting: its components and how normal each of them is; as many columns as there are of those.
     """
     columns = max(len(found) for _, found in settings.values())
-    figure = _new_figure(2.4 * columns + 0.4, 2.1 * len(settings) + 0.4)
+    figure = new_figure(2.4 * columns + 0.4, 2.1 * len(settings) + 0.4)
     grid = figure.subplots(len(settings), columns, squeeze=False)
     for axes_row, (name, (components, found)) in zip(grid, settings.items(), strict=True):
         for column, axes in enumerate(axes_row):
@@ -88,7 +87,7 @@ def draw_similarities(
     For every setting (rounds, similarity to the next of them, similarity of two halves of the same round's samples):
     R, R - 1 and R numbers. The last is what sampling alone leaves of a perfect similarity, and is dashed.
     """
-    figure = _new_figure(6.2, 3.6)
+    figure = new_figure(6.2, 3.6)
     axes = figure.add_subplot()
     colours = _colours(list(settings))
     for name, (rounds, later, halves) in settings.items():
@@ -115,7 +114,7 @@ def draw_choices(
         choices: for every name the chosen clients, the line (w1, w2, b) of its model and the global loss of that.
         path: of the image.
     """
-    figure = _new_figure(6.4, 4.6)
+    figure = new_figure(6.4, 4.6)
     axes = figure.add_subplot()
     for label, (colour, marker) in enumerate((("#9CC3DE", "o"), ("#EDB793", "s"))):
         of_label = points[labels == label]
@@ -159,7 +158,7 @@ def draw_picks(
         path: of the image.
     """
     steps = len(picks)
-    figure = _new_figure(3.1 * (steps + 1), 3.1)
+    figure = new_figure(3.1 * (steps + 1), 3.1)
     panels = figure.subplots(1, steps + 1, sharey=True)
     clients = np.arange(means.shape[2])
     for step, axes in enumerate(panels):
@@ -191,7 +190,7 @@ def draw_counts(settings: Mapping[str, Mapping[str, NDArray[np.int64]]], path: s
     if not names:
         raise InvalidInput("There are no counts to draw.")
     colours = _colours(names)
-    figure = _new_figure(4.2 * len(settings) + 0.2, 3.4)
+    figure = new_figure(4.2 * len(settings) + 0.2, 3.4)
     for axes, (name, counts) in zip(figure.subplots(1, len(settings), squeeze=False)[0], settings.items(), strict=True):
         largest = max(int(values.max(initial=0)) for values in counts.values())
         bins = np.arange(0, largest + 2 + largest // 40, max(1, largest // 40)) - 0.5
@@ -214,7 +213,7 @@ def draw_loss_curves(
 
     The line is the mean over the seeds, of `smooth` neighbouring values; the band spans the seeds.
     """
-    figure = _new_figure(4.4 * len(settings) + 0.2, 3.4)
+    figure = new_figure(4.4 * len(settings) + 0.2, 3.4)
     from matplotlib.ticker import LogLocator, NullFormatter
 
     names = list(dict.fromkeys(label for curves in settings.values() for label in curves))
@@ -242,7 +241,7 @@ def draw_rasters(rasters: Mapping[str, NDArray[np.bool_]], path: str | Path) -> 
     """Who was available when: one panel per name, one row per client, one column per round (FedGS, figure 8)."""
     columns = min(4, len(rasters))
     rows = -(-len(rasters) // columns)
-    figure = _new_figure(2.7 * columns, 2.3 * rows)
+    figure = new_figure(2.7 * columns, 2.3 * rows)
     from matplotlib.colors import ListedColormap
 
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -267,15 +266,14 @@ def draw_over(
     """A measure against one setting: for every label (value, mean, deviation) (CA-Fed, figures 3, 4b)."""
     if not any(lines.values()):
         raise InvalidInput("There are no points to draw.")
-    figure = _new_figure(6.2, 3.6)
+    figure = new_figure(6.2, 3.6)
     axes = figure.add_subplot()
-    dashes = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
     places = sorted({value for points in lines.values() for value, _, _ in points})
     logarithmic = places[0] > 0 and places[-1] >= 20 * places[0]
     for label, style in styles_of(list(lines)).items():
         values, means, spreads = np.array(sorted(lines[label])).reshape(-1, 3).T
         axes.errorbar(
-            values, means, spreads, color=style.light, linestyle=dashes[style.dash], marker="o", markersize=3.5,
+            values, means, spreads, color=style.light, linestyle=LINE_STYLES[style.dash], marker="o", markersize=3.5,
             linewidth=1.3, capsize=2, elinewidth=0.8, label=label,
         )  # fmt: skip
     axes.set(xlabel=xlabel, ylabel=ylabel, xscale="log" if logarithmic else "linear")
@@ -291,7 +289,7 @@ def draw_decisions(views: Mapping[str, Mapping[str, Any]], path: str | Path) -> 
     """Who was there, chosen and excluded: a panel per name from a view of the report's raster (CA-Fed, figure 5)."""
     if not views:
         raise InvalidInput("There are no decisions to draw.")
-    figure = _new_figure(3.6 * len(views) + 0.6, 3.6)
+    figure = new_figure(3.6 * len(views) + 0.6, 3.6)
     panels = figure.subplots(1, len(views), squeeze=False)[0]
     used: dict[str, Patch] = {}
     for axes, (name, view) in zip(panels, views.items(), strict=True):

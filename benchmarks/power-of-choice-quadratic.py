@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.paper_figures import draw_loss_curves, draw_over
 from fedpick import data
 from fedpick.data.synthetic import quadratic_optimum
-from fedpick.report.charts_base import opened
+from fedpick.report.material import opened
 
 FIGURE = Path(__file__).parent.parent / "docs/figures/power-of-choice-quadratic.png"
 PROFILE = FIGURE.with_name("power-of-choice-profile.png")

@@ -47,10 +47,10 @@ def _printing(function: Any) -> Any:
                 continue  # in the table that the benchmark itself prints
             typer.echo(f"{name.replace('_', ' ')}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}")
         if json_file is not None:
+            from fedpick.core.writing import write_atomically
             from fedpick.experiments.records import to_json
-            from fedpick.report.files import put_file
 
-            put_file(json_file, to_json(results, sort_keys=False, indent=1) + "\n")
+            write_atomically(json_file, to_json(results, sort_keys=False, indent=1) + "\n")
 
     option = Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")]
     own = inspect.signature(function, eval_str=True)

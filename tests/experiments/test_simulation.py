@@ -245,7 +245,7 @@ def trace_spec(file, **run_section):
 
 def test_a_changed_file_of_device_logs_is_not_mixed_in(tmp_path):
     from fedpick.experiments.worker import work
-    from fedpick.report.accounting import find_groups, groups_of
+    from fedpick.report.groups import find_groups, groups_of
 
     log = tmp_path / "log.csv"
     log.write_text(LOG)

@@ -5,20 +5,21 @@ import re
 import subprocess
 import sys
 import tomllib
+from html import unescape
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
 from fedpick.core.errors import InvalidInput
+from fedpick.experiments.toml_text import toml_text
 from fedpick.report import write_figures, write_report
 from fedpick.report.analysis import rounds_to_target
 from fedpick.report.charts import sections_of
-from fedpick.report.charts_base import numbers, read_material
-from fedpick.report.charts_collect import CHOSEN, FAILED
-from fedpick.report.charts_learned import cluster_order, flat_map
-from fedpick.report.charts_palette import styles_of
-from fedpick.report.html_parts import spec_toml, tiles
+from fedpick.report.charts.chart import numbers, styles_of
+from fedpick.report.charts.learned import cluster_order, flat_map
+from fedpick.report.html import _tiles
+from fedpick.report.material import CHOSEN, FAILED, read_material
 from tests.report.report_store import HOSTILE, make_spec, make_store
 
 
@@ -102,7 +103,7 @@ def test_bars_are_those_of_the_tables(store):
 def test_fairness_weights_and_rasters_against_the_plain_definitions(store):
     material = read_material(store)
     run = material.results.policies[0].runs[0]
-    trace = material.traces[run.run.id]
+    trace = material.histories[run.run.id]
     rows = list(store.selections(run.run.id))
     counts = np.zeros(40)
     for step, row in enumerate(rows):
@@ -155,10 +156,10 @@ def test_the_headline_names_all_that_are_level(tmp_path):
     styles = styles_of(["uniform", "fedgs"])
     for run in (run for policy in material.results.policies for run in policy.runs):
         run.rounds["accuracy"][-1] = 0.75
-    level = re.search(r"Highest final accuracy</p>(.*?)</div>", tiles(material, styles)).group(1)
+    level = re.search(r"Highest final accuracy</p>(.*?)</div>", _tiles(material, styles)).group(1)
     assert "uniform" in level and "fedgs" in level and "75.0 %" in level
     material.results.policies[1].runs[0].rounds["accuracy"][-1] = 0.76
-    first = re.search(r"Highest final accuracy</p>(.*?)</div>", tiles(material, styles)).group(1)
+    first = re.search(r"Highest final accuracy</p>(.*?)</div>", _tiles(material, styles)).group(1)
     assert "uniform" not in first and "fedgs" in first and "76.0 %" in first
     made.close()
 
@@ -217,7 +218,7 @@ def test_a_million_clients_make_no_larger_file(tmp_path):
     assert path.stat().st_size < 5_500_000
     raster = charts_of(made)["raster"].data["views"][0]
     assert raster["available"]["shape"] == [100, 3]
-    trace = next(iter(read_material(made).traces.values()))
+    trace = next(iter(read_material(made).histories.values()))
     assert trace.raster.chosen.sum(axis=0) == pytest.approx([1000] * 3)
     assert trace.raster.available.mean() == pytest.approx(0.6, abs=0.01)
     made.close()
@@ -232,14 +233,16 @@ def test_experiments_are_found_by_hash_and_unknown_ones_refused(store, tmp_path)
         write_figures(store, tmp_path, formats=("jpeg",))
 
 
-def test_the_spec_on_the_page_is_the_spec(store):
+def test_the_spec_on_the_page_is_the_spec(store, tmp_path):
     spec = store.experiment().spec
-    assert tomllib.loads(spec_toml(spec)) == {key: value for key, value in spec.items() if value != {}}
+    text = write_report(store, tmp_path / "r.html").read_text(encoding="utf-8")
+    shown = unescape(re.search(r'<pre id="spec">(.*?)</pre>', text, re.S).group(1))
+    assert tomllib.loads(shown) == {key: value for key, value in spec.items() if value != {}}
     nested = {
         "local": {"lr": {"initial": 0.1, "milestones": [1, 2]}},
         "policies": [{"name": "a b", "x": True, "y": 1e-9}],
     }
-    assert tomllib.loads(spec_toml(nested)) == nested
+    assert tomllib.loads(toml_text(nested)) == nested
 
 
 def test_figures_for_papers_are_the_same_every_time(tmp_path):

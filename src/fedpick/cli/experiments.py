@@ -300,7 +300,6 @@ def report(
     from fedpick.cli.options import one_of
     from fedpick.experiments.store import open_store
     from fedpick.report import analysis, tables
-    from fedpick.report.tables_groups import distance_table, group_table
 
     one_of(form, tables.FORMATS, "format")
     with closing(open_store(store)) as opened:
@@ -315,7 +314,10 @@ def report(
         if against is not None:
             shown.append(tables.difference_table(results, against, window))
         if groups is not None:
-            shown += [group_table(opened, results, groups), distance_table(opened, results, groups)]
+            from fedpick.report.groups import accounts_of
+
+            accounts = accounts_of(opened, results, groups)
+            shown += [tables.group_table(results, accounts), tables.distance_table(results, accounts)]
         if form == "terminal":
             for table in shown:
                 wide_console().print(tables.to_rich(table))
@@ -324,7 +326,7 @@ def report(
         if html and (path := _write_html(opened, chosen, output, window=window, against=against, grouping=groups)):
             typer.echo(f"Report: {path}", err=form != "terminal")
         if figures is not None:
-            from fedpick.report.figures import write_figures
+            from fedpick.report import write_figures
 
             formats = names_list(figure_formats) or []
             written = write_figures(opened, figures, formats, chosen, window=window, against=against, grouping=groups)

@@ -148,7 +148,7 @@ def data_show(
     import numpy as np
 
     from fedpick import data
-    from fedpick.report.partition_figures import draw_partition
+    from fedpick.report.figures.partition import draw_partition
 
     options = _options(set_)
     if clients is not None or partition != "natural":
@@ -183,7 +183,7 @@ def availability_show(
 ) -> None:
     """Who can be reached when: raster, rates and autocorrelation as a picture, the main numbers as text."""
     from fedpick import availability
-    from fedpick.report.availability_figures import show_availability
+    from fedpick.report.figures.availability import show_availability
 
     availability.load(name)
     target = output or Path("results") / f"availability-{name}.png"

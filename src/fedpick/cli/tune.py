@@ -43,12 +43,12 @@ def tune(
 
     Prints the scores and writes the spec with every policy's best rates. The same command goes on where it stopped.
     """
+    from fedpick.core.writing import refuse_directory, write_atomically
     from fedpick.experiments import tuning as search
     from fedpick.experiments.progress import make_progress
     from fedpick.experiments.runner import run
     from fedpick.experiments.spec import load_spec
     from fedpick.experiments.store import Store
-    from fedpick.report.files import put_file, refuse_directory
 
     one_of(score, search.SCORES, "score")
     target = refuse_directory(output or spec.with_name(f"{spec.stem}-tuned.toml"))  # before the work, not after it
@@ -70,7 +70,7 @@ def tune(
     }  # fmt: skip
     words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     command = shlex.join(["fedpick", "tune", spec.name if spec.is_absolute() else str(spec), *words])
-    put_file(target, search.tuned_text(chosen, choices, command=command, searched=searched, score=score))
+    write_atomically(target, search.tuned_text(chosen, choices, command=command, searched=searched, score=score))
     typer.echo(f"Spec: {target}")
 
 

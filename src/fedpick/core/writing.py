@@ -13,31 +13,48 @@ import threading
 import weakref
 from pathlib import Path
 
-from fedpick.core.errors import StateFileError
+from fedpick.core.errors import InvalidInput, StateFileError
 
 try:
     import fcntl
 except ImportError:  # Windows: files are still replaced atomically, but a second writer is not noticed
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Claim", "claim", "write_atomically"]
+__all__ = ["Claim", "claim", "refuse_directory", "write_atomically"]
 
 _LOCK_FILE = "session.lock"
 
 
-def write_atomically(target: Path, content: bytes, *, private: bool = False) -> None:
-    """Replace a file. After a crash or on a full disk it has its old content. `private`: only its owner may read it."""
+def refuse_directory(path: str | Path) -> Path:
+    """Return the path of a file to write. Raise if it is a directory."""
+    target = Path(path)
+    if target.is_dir():
+        raise InvalidInput(f"{target} is a directory. Name the file to write, such as {target / 'report.html'}.")
+    return target
+
+
+def write_atomically(path: str | Path, content: bytes | str, *, private: bool = False) -> Path:
+    """Replace a file, create the directories above it and return its path. `private`: only its owner may read it.
+
+    After a crash or on a full disk the file has its old content.
+    """
+    target = refuse_directory(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(target)
+    except OSError as error:
+        # The caller knows the target, not the temporary file.
+        raise OSError(error.errno, error.strerror, str(target)) from error
     finally:
         partial.unlink(missing_ok=True)
     _sync_directory(target.parent)
+    return target
 
 
 def _sync_directory(directory: Path) -> None:

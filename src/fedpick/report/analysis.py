@@ -1,10 +1,12 @@
-"""From the store to numbers: pure functions, one value per run, then mean and spread over the seeds.
+"""From the store to numbers: one value per run, then mean and spread over the seeds.
 
-Rounds are counted from 1 here, as in the papers' tables: a run whose first round already reaches the target took one.
+Rounds count from 1, as in the papers' tables: a run whose first round reaches the target took one round.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,31 +14,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.arrays import FloatArray
+from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput, unknown_name
 from fedpick.experiments.store_read import Experiment, Reader, Run
 
 __all__ = [
+    "PARTS",
     "Difference",
     "PolicyResults",
     "Quantity",
     "Results",
     "RunResults",
+    "Sweep",
     "best_accuracy",
+    "best_by_round",
     "bytes_to_target",
     "final_accuracy",
     "load_results",
     "lowest_loss",
     "models_to_target",
     "over_seeds",
+    "over_setting",
     "paired_difference",
     "policy_named",
     "rounds_to_loss",
     "rounds_to_target",
     "seconds_per_round",
     "selection_variance",
+    "setting_of",
     "smoothed",
+    "sweeps_of",
 ]
+
+RunMeasure = Callable[["RunResults"], float | None]
+"""One value of a run; None if it has none, such as the round in which it reached a target."""
+PARTS = ("select", "measure", "train", "evaluate")
+"""The parts of a round whose time is stored."""
+_FEWEST_VALUES = 3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,25 +59,25 @@ class RunResults:
 
     run: Run
     rounds: Mapping[str, NDArray[Any]]
-    counts: NDArray[np.int64]
+    counts: IntArray
     """(N,)"""
     wanted: int
-    """Rounds the experiment asks for."""
+    """Rounds that the experiment asks for."""
 
     @property
     def complete(self) -> bool:
-        """It has all its rounds."""
+        """Whether it has all its rounds."""
         return len(self.rounds["round"]) >= self.wanted
 
     @property
     def evaluated(self) -> NDArray[np.intp]:
-        """Positions of the rounds with a test accuracy."""
+        """Positions of the rounds that have a test accuracy."""
         return np.flatnonzero(~np.isnan(self.rounds["accuracy"]))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PolicyResults:
-    """One line of a table: a policy with all its seeds."""
+    """A policy with all its seeds: one line of a table."""
 
     label: str
     policy: str
@@ -72,14 +86,14 @@ class PolicyResults:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Results:
-    """An experiment with everything that tables need."""
+    """An experiment with everything that the tables need."""
 
     experiment: Experiment
     policies: tuple[PolicyResults, ...]
 
     @property
     def incomplete(self) -> list[str]:
-        """The runs that lack rounds."""
+        """The runs that lack rounds, in words."""
         return [
             f"{policy.label}, seed {each.run.seed} ({len(each.rounds['round'])} of {each.wanted} rounds)"
             for policy in self.policies
@@ -89,7 +103,7 @@ class Results:
 
 
 def load_results(store: Reader, experiment: Experiment) -> Results:
-    """Read an experiment; runs that have gone further for another one are cut to its own number of rounds."""
+    """Read an experiment. A run that another experiment continued is cut to this one's number of rounds."""
     grouped: dict[str, list[RunResults]] = {}
     for run in store.runs(experiment.id):
         results = RunResults(
@@ -107,30 +121,32 @@ def load_results(store: Reader, experiment: Experiment) -> Results:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A value per seed, summed up. `mean` is None where some seed has no value: the papers' N/A."""
+    """One value per seed, with mean and spread. `mean` is None if a seed has no value: the papers' N/A."""
 
     values: tuple[float | None, ...] = field(default=())
 
     @property
     def known(self) -> list[float]:
-        """The seeds that have one."""
+        """The values of the seeds that have one."""
         return [value for value in self.values if value is not None]
 
     @property
     def mean(self) -> float | None:
-        """Over all seeds; None where one of them has no value."""
+        """Over all seeds; None if one of them has no value."""
         return float(np.mean(self.known)) if self.values and len(self.known) == len(self.values) else None
 
     @property
     def sd(self) -> float | None:
-        """Sample standard deviation (n - 1); None for fewer than two seeds or where the mean is None."""
+        """Sample standard deviation (n - 1); None for fewer than two seeds or if the mean is None."""
         return float(np.std(self.known, ddof=1)) if self.mean is not None and len(self.values) > 1 else None
 
 
 @dataclass(frozen=True)
 class Difference(Quantity):
-    """One policy minus another, seed by seed. The seeds share data, model and availability, so the pairs say more than
-    the two means do."""
+    """One policy minus another, seed by seed.
+
+    Both policies of a seed share data, model and availability, so the pairs tell more than the two means.
+    """
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -149,20 +165,15 @@ def policy_named(results: Results, name: str) -> PolicyResults:
     labelled = [policy for policy in results.policies if policy.label == name]
     found = labelled or [policy for policy in results.policies if policy.policy == name]
     if len(found) > 1:
-        raise InvalidInput(f"{len(found)} lines are {name!r}: name one by its label, {_labels(found)}.")
+        labels = ", ".join(repr(policy.label) for policy in found)
+        raise InvalidInput(f"{len(found)} lines are {name!r}. Name one by its label: {labels}.")
     if not found:
         raise unknown_name("policy in this experiment", name, [policy.label for policy in results.policies])
     return found[0]
 
 
-def _labels(policies: Iterable[PolicyResults]) -> str:
-    return ", ".join(repr(policy.label) for policy in policies)
-
-
-def paired_difference(
-    policy: PolicyResults, baseline: PolicyResults, measure: Callable[[RunResults], float | None]
-) -> Difference:
-    """The policy minus the baseline for every seed that both have; None for a seed in which either has no value."""
+def paired_difference(policy: PolicyResults, baseline: PolicyResults, measure: RunMeasure) -> Difference:
+    """The policy minus the baseline for every seed that both have; None for a seed in which one has no value."""
     others = {run.run.seed: run for run in baseline.runs}
     values = []
     for run in policy.runs:
@@ -172,13 +183,13 @@ def paired_difference(
     return Difference(tuple(values))
 
 
-def over_seeds(policy: PolicyResults, measure: Callable[[RunResults], float | None]) -> Quantity:
+def over_seeds(policy: PolicyResults, measure: RunMeasure) -> Quantity:
     """One value per seed of a policy."""
     return Quantity(tuple(measure(run) for run in policy.runs))
 
 
 def smoothed(values: FloatArray, window: int) -> FloatArray:
-    """Mean of the latest `window` values; NaN until there are so many.
+    """Mean of the latest `window` values; NaN for the first window - 1.
 
     >>> smoothed(np.array([1.0, 2.0, 3.0]), 2)
     array([nan, 1.5, 2.5])
@@ -201,13 +212,13 @@ def _reached(results: RunResults, target: float, window: int) -> int | None:
 
 
 def rounds_to_target(results: RunResults, target: float, window: int = 1) -> int | None:
-    """How many rounds it took; None: never. `window`: of the mean over so many evaluations."""
+    """Rounds until the accuracy, averaged over `window` evaluations, reached the target; None: never."""
     position = _reached(results, target, window)
     return None if position is None else int(results.rounds["round"][position]) + 1
 
 
 def rounds_to_loss(results: RunResults, target: float) -> int | None:
-    """How many rounds until the global training loss (`objective`) was at or below the target; None: never."""
+    """Rounds until the global training loss (`objective`) was at or below the target; None: never."""
     with np.errstate(invalid="ignore"):
         hits = np.flatnonzero(results.rounds["objective"] <= target)
     return int(results.rounds["round"][hits[0]]) + 1 if len(hits) else None
@@ -219,7 +230,7 @@ def _spent(results: RunResults, target: float, columns: Iterable[str], window: i
 
 
 def models_to_target(results: RunResults, target: float, window: int = 1) -> float | None:
-    """Models sent down and updates sent up until the target was reached; probes and trials included."""
+    """Models sent down and updates sent up until the target was reached, including probes and trials."""
     return _spent(results, target, ("models_down", "updates_up"), window)
 
 
@@ -229,13 +240,13 @@ def bytes_to_target(results: RunResults, target: float, window: int = 1) -> floa
 
 
 def final_accuracy(results: RunResults, window: int = 1) -> float | None:
-    """Of the last evaluation, or the mean of the last `window` ones."""
+    """Mean accuracy of the last `window` evaluations."""
     accuracy = results.rounds["accuracy"][results.evaluated]
     return float(accuracy[-window:].mean()) if len(accuracy) else None
 
 
 def best_accuracy(results: RunResults) -> float | None:
-    """The highest of all evaluations."""
+    """The highest accuracy of all evaluations."""
     accuracy = results.rounds["accuracy"][results.evaluated]
     return float(accuracy.max()) if len(accuracy) else None
 
@@ -247,20 +258,115 @@ def lowest_loss(results: RunResults) -> float | None:
 
 
 def selection_variance(results: RunResults) -> float | None:
-    """Variance over the clients of how often each was chosen: 0 where all were chosen equally often."""
+    """Variance over the clients of how often each was chosen: 0 if all were chosen equally often."""
     return float(results.counts.var()) if len(results.counts) else None
 
 
 def seconds_per_round(results: RunResults, part: str) -> float | None:
-    """Mean seconds per round for "select", "measure", "train" or "evaluate", over the second half of the rounds.
+    """Mean seconds per round for one of PARTS, over the second half of the rounds.
 
-    The first ones compile; a median would hide what happens every ten rounds only.
+    The first half includes compilation. A median would hide work that is done every tenth round.
     """
     seconds = results.rounds[f"{part}_seconds"]
     later = seconds[len(seconds) // 2 :]
     return float(np.nanmean(later)) if np.isfinite(later).any() else None
 
 
-def parts_of_a_round() -> Sequence[str]:
-    """Into what the time of a round is split."""
-    return ("select", "measure", "train", "evaluate")
+# Dependence on one parameter
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sweep:
+    """A policy that an experiment has with three or more values of one hyper-parameter (CA-Fed, figure 2)."""
+
+    policy: str
+    parameter: str
+    values: tuple[float, ...]
+    """Ascending."""
+    lines: tuple[PolicyResults, ...]
+    """One per value."""
+
+
+def _number(value: Any) -> float | None:
+    """The value if it is a finite number and not a bool, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def sweeps_of(results: Results) -> list[Sweep]:
+    """Every hyper-parameter of which a policy has at least three values, the other hyper-parameters being equal.
+
+    Settings of the optimiser may differ: each value may have its own tuned learning rates.
+    """
+    families: dict[tuple[str, str, str], dict[float, PolicyResults]] = {}
+    for line in results.policies:
+        parameters = line.runs[0].run.parameters
+        for name, value in parameters.items():
+            number = _number(value)
+            if number is not None:
+                others = json.dumps({key: item for key, item in parameters.items() if key != name}, sort_keys=True)
+                families.setdefault((line.policy, name, others), {}).setdefault(number, line)
+    return [
+        Sweep(
+            policy=policy,
+            parameter=name,
+            values=tuple(sorted(found)),
+            lines=tuple(found[value] for value in sorted(found)),
+        )
+        for (policy, name, _), found in families.items()
+        if len(found) >= _FEWEST_VALUES
+    ]
+
+
+def best_by_round(sweep: Sweep) -> tuple[IntArray, FloatArray]:
+    """(rounds from 1, the value with the highest mean accuracy after each of them): figure 2b.
+
+    Only rounds in which every seed of every value was evaluated; of equally good values, the smallest.
+    """
+    runs = [[run for run in line.runs if len(run.rounds["round"])] for line in sweep.lines]
+    length = min((len(run.rounds["round"]) for line in runs for run in line), default=0)
+    if length == 0 or not all(runs):
+        return np.empty(0, np.int64), np.empty(0)
+    means = np.stack([np.mean([run.rounds["accuracy"][:length] for run in line], axis=0) for line in runs])
+    known = np.flatnonzero(np.isfinite(means).all(axis=0))
+    return known + 1, np.array(sweep.values)[means[:, known].argmax(axis=0)]
+
+
+def setting_of(run: Run, path: str) -> Any:
+    """The setting of a run at a path such as "data.alpha" or "policy.kappa2"; None if it has none."""
+    section, _, key = path.partition(".")
+    if not key:
+        raise InvalidInput(f"A setting is named section.key, such as data.alpha or policy.kappa2. Got {path!r}.")
+    value: Any = run.parameters if section == "policy" else run.settings.get(section)
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def over_setting(
+    store: Reader,
+    experiments: Sequence[Experiment],
+    path: str,
+    measure: RunMeasure = final_accuracy,
+) -> dict[str, list[tuple[float, Quantity]]]:
+    """label -> (value of the setting, measure over the seeds), values ascending (CA-Fed, figures 3 and 4b).
+
+    Raise if a label has the same value twice: two points would be in one place.
+    """
+    found: dict[str, dict[float, Quantity]] = {}
+    for experiment in experiments:
+        for line in load_results(store, experiment).policies:
+            value = _number(setting_of(line.runs[0].run, path))
+            if value is None:
+                continue
+            points = found.setdefault(line.label, {})
+            if value in points:
+                raise InvalidInput(
+                    f"{line.label} is there twice with {path} = {value:g}. Name experiments that differ in it."
+                )
+            points[value] = over_seeds(line, measure)
+    if not found:
+        titles = ", ".join(repr(experiment.title) for experiment in experiments)
+        raise InvalidInput(f"No run of {titles or 'no experiment'} has a number at {path!r}.")
+    return {label: sorted(points.items()) for label, points in found.items()}

@@ -1,40 +1,37 @@
-"""The report: one HTML file that needs nothing else, no network, no server, no other file.
+"""The report: one HTML file that needs no network, no server and no other file.
 
     from fedpick.report import write_report
     write_report("results/fedpick.sqlite", "report.html")           # the latest experiment
     write_report("results/fedpick.sqlite", "report.html", "f4c7b6b3")
 
-The page is a function of the store alone. `charts` decides what is shown; `assets/drawing.js` and `comparing.js` draw
-it with Plotly, whose code is in the file once (4.8 MB, nearly all of its size).
+`charts` decides what is shown. `assets/drawing.js` and `comparing.js` draw it with Plotly, whose code (4.8 MB) is
+nearly all of the file.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Iterable, Mapping
+from functools import partial
 from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import fedpick
 from fedpick.core.errors import MissingDependency
+from fedpick.core.writing import refuse_directory, write_atomically
 from fedpick.experiments.store_read import Experiment, Reader
+from fedpick.experiments.toml_text import toml_text
+from fedpick.report import analysis
+from fedpick.report.analysis import Quantity, Results, RunResults
 from fedpick.report.charts import sections_of
-from fedpick.report.charts_base import Chart, Material, Section, opened, read_material
-from fedpick.report.charts_palette import Style, styles_of
-from fedpick.report.files import put_file, refuse_directory
-from fedpick.report.html_parts import (
-    citations_card,
-    groups_card,
-    lead,
-    notices,
-    policies_card,
-    reproduce_card,
-    runs_card,
-    settings_card,
-    tables_cards,
-    tiles,
-)
+from fedpick.report.charts.chart import Chart, Section, Style, styles_of
+from fedpick.report.material import Material, opened, read_material
+from fedpick.report.tables import Column, Table, difference_table, distance_table, group_table, tables_of
 
 try:
     from plotly.offline import get_plotlyjs
@@ -42,6 +39,8 @@ except ModuleNotFoundError as error:
     raise MissingDependency("The report needs Plotly. Install it with: pip install 'fedpick[report]'") from error
 
 __all__ = ["page_of", "write_report"]
+
+_MOST_LINES = 20
 
 
 def write_report(
@@ -53,16 +52,15 @@ def write_report(
     against: str | None = None,
     grouping: str | None = None,
 ) -> Path:
-    """Write the report of one experiment (id, title or hash; None: the latest) and return where it is.
+    """Write the report of one experiment (id, title or hash; None: the latest) and return its path.
 
-    `window` adds columns to the tables for the mean over so many evaluations, `against` the paired differences to the
-    policy of that name. `grouping`: of clients, "availability" or "cluster"; None: what tells most, if anything does.
+    `window` adds columns to the tables for the mean over that many evaluations, `against` paired differences to the
+    policy of that name. `grouping` of the clients: "availability" or "cluster"; None: the most telling one, if any.
     """
-    target = refuse_directory(path)  # before the work, not after it
-    which = experiment.id if isinstance(experiment, Experiment) else experiment
+    target = refuse_directory(path)  # fail before the work
     with opened(store) as reader:
-        text = page_of(read_material(reader, which, grouping=grouping), window=window, against=against)
-    return put_file(target, text)
+        text = page_of(read_material(reader, experiment, grouping=grouping), window=window, against=against)
+    return write_atomically(target, text)
 
 
 def page_of(material: Material, *, window: int = 1, against: str | None = None) -> str:
@@ -70,22 +68,22 @@ def page_of(material: Material, *, window: int = 1, against: str | None = None) 
     results = material.results
     styles = styles_of([policy.label for policy in results.policies])
     sections = sections_of(material, against=against, window=window)
-    tables = tables_cards(results, styles, window, against)
-    after = {"results": tables, "groups": groups_card(material, styles)}
+    tables = _tables_cards(results, styles, window, against)
+    after = {"results": tables, "groups": _groups_card(material, styles)}
     parts = [(each.key, each.title, _section(each, after=after.get(each.key, ""))) for each in sections]
     if not any(key == "results" for key, _, _ in parts):
         parts.insert(0, ("results", "Results", _plain_section("results", "Results", tables)))
-    closing = settings_card(material) + policies_card(results) + runs_card(results) + reproduce_card(results)
+    closing = _settings_card(material) + _policies_card(results) + _runs_card(results) + _reproduce_card(results)
     parts.append(("settings", "Settings", _plain_section("settings", "Settings", closing)))
-    citations = citations_card(results)
+    citations = _citations_card(results)
     if citations:
         parts.append(("citations", "Citations", _plain_section("citations", "Citations", citations)))
     replacements = {
         "generator": f"fedpick {fedpick.__version__}",
         "title": escape(results.experiment.title),
-        "lead": escape(lead(material)),
+        "lead": escape(_lead(material)),
         "contents": "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, title, _ in parts),
-        "main": notices(results) + tiles(material, styles) + "".join(text for _, _, text in parts),
+        "main": _notices(results) + _tiles(material, styles) + "".join(text for _, _, text in parts),
         "footer": _FOOTER.format(version=escape(fedpick.__version__)),
         "data": _embedded(_content(sections, styles)),
         "css": _asset("page.css"),
@@ -98,7 +96,7 @@ def page_of(material: Material, *, window: int = 1, against: str | None = None) 
 
 
 _FOOTER = (
-    "Made by fedpick {version} from its store of results; the figures are drawn by Plotly.js (MIT licence). "
+    "Made by fedpick {version} from its store of results; figures drawn by Plotly.js (MIT licence). "
     "With the keyboard: <kbd>Tab</kbd> to a figure, <kbd>←</kbd> <kbd>→</kbd> read values, <kbd>+</kbd> <kbd>−</kbd> "
     "zoom, <kbd>0</kbd> shows everything again."
 )
@@ -109,7 +107,7 @@ def _asset(name: str) -> str:
 
 
 def _filled(template: str, replacements: dict[str, str]) -> str:
-    """Put texts in place of @@name@@, in one pass: what is put in is never searched again."""
+    """Replace every @@name@@ in one pass, so that inserted texts are not searched again."""
     pieces = template.split("@@")
     for position in range(1, len(pieces), 2):
         pieces[position] = replacements[pieces[position]]
@@ -117,7 +115,7 @@ def _filled(template: str, replacements: dict[str, str]) -> str:
 
 
 def _embedded(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that cannot close the script element around it."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
@@ -162,4 +160,258 @@ def _section(section: Section, after: str = "") -> str:
 def _plain_section(key: str, title: str, content: str) -> str:
     return (
         f'<section id="{key}" aria-labelledby="head-{key}"><h2 id="head-{key}">{escape(title)}</h2>{content}</section>'
+    )
+
+
+# The parts of the page
+
+
+def _lead(material: Material) -> str:
+    """The setting in one sentence."""
+    experiment, federation = material.results.experiment, material.shared_federation()
+    spec = experiment.spec
+    clients = f"{federation.num_clients:,} clients" if federation else "clients"
+    budget = spec["run"].get("budget")
+    chosen = f"up to {budget:,} chosen" if budget else "everybody available chosen"
+    seeds = spec["run"].get("seeds", [])
+    availability = spec.get("availability", {}).get("name", "ideal")
+    return (
+        f"{spec['data']['name']}, dealt by {spec['partition']['name']} to {clients}; {chosen} in each of "
+        f"{_count(experiment.rounds, 'round')}, availability {availability}, {_count(len(seeds), 'seed')}."
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _notices(results: Results) -> str:
+    """Runs that failed or are not finished."""
+    runs = [(policy.label, run) for policy in results.policies for run in policy.runs]
+    lines = []
+    if not any(len(run.rounds["round"]) for _, run in runs):
+        lines.append("No run of this experiment has finished a round yet: there is nothing to draw.")
+    elif results.incomplete:
+        lines.append(
+            f"Not finished: {'; '.join(results.incomplete)}. "
+            "Lines stop at the last round that all begun seeds of a policy have."
+        )
+    lines += [f"Failed: {label}, seed {run.run.seed}: {run.run.error}" for label, run in runs if run.run.error]
+    return "".join(f'<p class="notice" role="note">{escape(line)}</p>' for line in lines)
+
+
+def _dot(style: Style) -> str:
+    return f'<span class="dot" style="--light:{style.light};--dark:{style.dark}"></span>'
+
+
+def _tiles(material: Material, styles: Mapping[str, Style]) -> str:
+    """The winners of the main comparisons; empty if there is only one policy."""
+    results = material.results
+    wanted = [("Highest final accuracy", Column("", analysis.final_accuracy, 1, 100.0, "high"), " %")]
+    target = _hardest_reached(results)
+    if target is not None:
+        rounds, sent = (partial(each, target=target) for each in (analysis.rounds_to_target, analysis.bytes_to_target))
+        wanted.append((f"Fewest rounds to {100 * target:g} %", Column("", rounds, 1, 1.0, "low"), " rounds"))
+        wanted.append((f"Fewest bytes to {100 * target:g} %", Column("", sent, 2, 1e-6, "low"), " MB"))
+
+    def jain(run: RunResults) -> float | None:
+        history = material.histories.get(run.run.id)
+        final = history.jain[-1] if history is not None and len(history.jain) else np.nan
+        return float(final) if np.isfinite(final) else None
+
+    wanted.append(("Most even choice", Column("", jain, 3, 1.0, "high"), " (Jain's index)"))
+    made = []
+    for what, column, unit in wanted:
+        quantities = {policy.label: analysis.over_seeds(policy, column.measure) for policy in results.policies}
+        winner = Table("", (column,), tuple((label, (each,)) for label, each in quantities.items())).best()[0]
+        if winner is None:
+            continue
+        best = quantities[winner]
+        level = [
+            label
+            for label, each in quantities.items()
+            if each.mean is not None and np.isclose(each.mean, best.mean or 0.0)
+        ]
+        names = "".join(f"{_dot(styles[label])}{escape(label)}" for label in level)
+        # Policies with the same mean may differ in the deviation.
+        value = column.text(best if len(level) == 1 else Quantity((best.mean,)))
+        made.append(
+            f'<div class="tile"><p class="what">{escape(what)}</p><p class="who">{names}</p>'
+            f'<p class="value">{escape(value + unit)}</p></div>'
+        )
+    return f'<div class="tiles">{"".join(made)}</div>' if made else ""
+
+
+def _hardest_reached(results: Results) -> float | None:
+    """The highest target that at least two policies reached with all their seeds."""
+    for target in sorted(results.experiment.targets, reverse=True):
+        costs = [
+            Quantity(tuple(analysis.rounds_to_target(run, target) for run in policy.runs))
+            for policy in results.policies
+        ]
+        if sum(cost.mean is not None for cost in costs) >= 2:
+            return target
+    return None
+
+
+def _tables_cards(results: Results, styles: Mapping[str, Style], window: int, against: str | None = None) -> str:
+    """The tables of `fedpick report`, the best of a column marked."""
+    # The differences come first, next to their figure.
+    shown = [] if against is None else [difference_table(results, against, window)]
+    return "".join(_table(table, styles) for table in [*shown, *tables_of(results, window)])
+
+
+def _groups_card(material: Material, styles: Mapping[str, Style]) -> str:
+    """Target and realised importance of the groups; empty if clients are not grouped."""
+    if not material.accounts:
+        return ""
+    far = _table(distance_table(material.results, material.accounts), styles)
+    table = group_table(material.results, material.accounts)
+    card = _table(table, styles)
+    if len(table.lines) > _MOST_LINES:
+        # The figures above show the same.
+        summary = f"{escape(table.title)}: {len(table.lines)} lines"
+        card = f'<details class="card"><summary>{summary}</summary>{card}</details>'
+    return far + card
+
+
+def _table(table: Table, styles: Mapping[str, Style]) -> str:
+    winners = table.best()
+    head = "".join(f'<th scope="col">{escape(column.heading)}</th>' for column in table.columns)
+    rows = []
+    owners = table.policies or tuple(label for label, _ in table.lines)
+    for owner, (label, *cells) in zip(owners, table.cells(), strict=True):
+        marked = "".join(
+            f'<td class="best">{escape(cell)}</td>' if winners[position] == label else f"<td>{escape(cell)}</td>"
+            for position, cell in enumerate(cells)
+        )
+        row = f'<th scope="row">{_dot(styles[owner])}{escape(label)}</th>{marked}'
+        rows.append(f'<tr data-line="{escape(owner)}">{row}</tr>')
+    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    # The name of the experiment is on the page already.
+    title = table.title.rpartition(": ")[2] if table.title.endswith(": accuracy") else table.title
+    title = title[:1].upper() + title[1:]
+    return (
+        f'<div class="card"><h3>{escape(title)}</h3><table><thead><tr><th scope="col">{escape(table.corner)}</th>'
+        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{note}</div>"
+    )
+
+
+def _words(value: Any) -> str:
+    """A setting in words: the name, then its options."""
+    if not isinstance(value, Mapping):
+        return json.dumps(value) if isinstance(value, (list, bool)) else str(value)
+    options = ", ".join(f"{key} = {_words(item)}" for key, item in value.items() if key != "name")
+    name = str(value.get("name", ""))
+    return f"{name} ({options})" if name and options else name or options or "defaults"
+
+
+def _facts(pairs: Iterable[tuple[str, str]]) -> str:
+    lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in pairs if text)
+    return f'<dl class="facts">{lines}</dl>'
+
+
+def _settings_card(material: Material) -> str:
+    """The settings of the experiment."""
+    experiment, federation = material.results.experiment, material.shared_federation()
+    spec = experiment.spec
+    run = spec["run"]
+    pairs = [("data set", _words(spec["data"])), ("partition", _words(spec["partition"]))]
+    if federation is not None:
+        sizes = federation.num_examples
+        pairs.append(
+            (
+                "clients",
+                f"{federation.num_clients:,}, with {sizes.min():,.0f} to {sizes.max():,.0f} examples each "
+                f"({sizes.sum():,.0f} in all, {federation.num_classes} classes)",
+            )
+        )
+    pairs += [(name, _words(spec[name])) for name in ("task", "local", "server") if spec.get(name)]
+    pairs += [(name, _words(spec[name])) for name in ("availability", "faults", "simulator") if spec.get(name)]
+    pairs += [
+        ("rounds", f"{experiment.rounds:,}"),
+        ("cohort size", f"{run['budget']:,}" if run.get("budget") else "everybody available"),
+        ("seeds", ", ".join(str(seed) for seed in run.get("seeds", []))),
+        ("targets", ", ".join(f"{100 * target:g} %" for target in experiment.targets)),
+        ("experiment", experiment.hash),
+        ("last run", experiment.touched_at),
+    ]
+    return f'<div class="card">{_facts(pairs)}</div>'
+
+
+def _policies_card(results: Results) -> str:
+    """Every policy with all its hyper-parameters, including defaults."""
+    rows = []
+    for policy in results.policies:
+        parameters = _words(policy.runs[0].run.parameters) if policy.runs[0].run.parameters else "none"
+        cells = f'<th scope="row">{escape(policy.label)}</th><td>{escape(policy.policy)}</td>'
+        rows.append(f"<tr>{cells}<td>{escape(parameters)}</td></tr>")
+    return (
+        '<div class="card"><h3>Policies</h3><table class="left"><thead><tr><th scope="col">label</th>'
+        '<th scope="col">policy</th><th scope="col">hyper-parameters</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _runs_card(results: Results) -> str:
+    """Status and time of every run, and the versions used."""
+    rows = []
+    versions: dict[str, dict[str, None]] = {}  # dictionaries as ordered sets
+    hosts: dict[str, None] = {}
+    for policy in results.policies:
+        for run in policy.runs:
+            facts = run.run
+            for package, version in facts.manifest.get("versions", {}).items():
+                versions.setdefault(package, {}).setdefault(str(version))
+            host = facts.manifest.get("host", {})
+            if host:
+                hosts.setdefault(f"{host.get('system', '')}, {host.get('cores', '?')} cores")
+            cells = (facts.status, f"{len(run.rounds['round']):,}", f"{facts.wall_seconds:.1f}", facts.key[:12])
+            started = str(facts.manifest.get("started_at", ""))
+            rows.append(
+                f'<tr><th scope="row">{escape(policy.label)}</th><td>{facts.seed}</td>'
+                + "".join(f"<td>{escape(cell)}</td>" for cell in (*cells, started))
+                + "</tr>"
+            )
+    pairs = [(package, ", ".join(found)) for package, found in versions.items()]
+    head = "".join(
+        f'<th scope="col">{name}</th>' for name in ("policy", "seed", "status", "rounds", "seconds", "key", "started")
+    )
+    return (
+        f'<div class="card"><h3>Versions</h3>{_facts([*pairs, ("computed on", "; ".join(hosts))])}</div>'
+        f'<details class="card"><summary>All {len(rows)} runs</summary><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></details>"
+    )
+
+
+def _reproduce_card(results: Results) -> str:
+    """The spec and the commands that reproduce the results."""
+    experiment = results.experiment
+    commands = f"fedpick run experiment.toml\nfedpick report --experiment {experiment.hash[:8]}"
+    return (
+        '<div class="card"><h3>Make it again</h3><p>Save the spec below as <code>experiment.toml</code>, then:</p>'
+        f'{_copyable("commands", commands)}</div><details class="card"><summary>Spec</summary>'
+        f"{_copyable('spec', toml_text(experiment.spec).rstrip())}</details>"
+    )
+
+
+def _citations_card(results: Results) -> str:
+    """BibTeX of the policies, as stored with the runs, each entry once."""
+    references: dict[str, list[str]] = {}
+    for policy in results.policies:
+        reference = next((inspect.cleandoc(run.run.reference) for run in policy.runs if run.run.reference), "")
+        if reference:
+            references.setdefault(reference, []).append(policy.label)
+    if not references:
+        return ""
+    text = "\n\n".join(references)
+    return (
+        '<div class="card"><p style="margin-top:0">If these results are of use in a paper, cite those who thought of '
+        f"the policies.</p>{_copyable('bibtex', text)}</div>"
+    )
+
+
+def _copyable(key: str, text: str) -> str:
+    return (
+        f'<button type="button" class="quiet copy" data-copy="{key}">Copy</button><pre id="{key}">{escape(text)}</pre>'
     )

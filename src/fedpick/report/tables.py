@@ -1,20 +1,24 @@
-"""The tables, for the terminal, Markdown, CSV and LaTeX.
+"""The tables of an experiment, for the terminal, Markdown, CSV and LaTeX.
 
-A cell is the mean over the seeds ± their sample standard deviation; N/A: some seed never got there, as in the papers.
+A cell is the mean over the seeds ± their sample standard deviation; N/A: some seed has no value, as in the papers.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from fedpick.core.errors import InvalidInput
 from fedpick.experiments.tuning import Choice
 from fedpick.report import analysis
-from fedpick.report.analysis import Difference, PolicyResults, Quantity, Results, RunResults
+from fedpick.report.analysis import Difference, PolicyResults, Quantity, Results, RunMeasure
+from fedpick.report.groups import GroupAccount
+from fedpick.theory.ca_fed import bias_bound_chi_square, bias_bound_total_variation
 
 __all__ = [
     "FORMATS",
@@ -23,6 +27,8 @@ __all__ = [
     "Table",
     "difference_columns",
     "difference_table",
+    "distance_table",
+    "group_table",
     "render",
     "search_table",
     "tables_of",
@@ -37,17 +43,17 @@ NOT_REACHED = "N/A"
 
 @dataclass(frozen=True)
 class Column:
-    """One measure: its heading, the value per run, how it is written and which end is good."""
+    """One measure: heading, value per run, format, and whether low or high is better."""
 
     heading: str
-    measure: Callable[[RunResults], float | None]
+    measure: RunMeasure
     digits: int = 1
     scale: float = 1.0
     best: str = ""
-    """"low", "high" or "" (no end is better)."""
+    """"low", "high" or "" (neither is better)."""
 
     parts: ClassVar[tuple[str, ...]] = ("mean", "sd")
-    """What a CSV file has of every measure, beside the number of seeds."""
+    """The numbers that a CSV file holds of every measure, beside the number of seeds."""
 
     def numbers(self, quantity: Quantity) -> list[float | None]:
         """The `parts`, scaled."""
@@ -85,7 +91,7 @@ class DifferenceColumn(Column):
 
 @dataclass(frozen=True)
 class Table:
-    """A finished table: one line per policy."""
+    """A finished table, usually with one line per policy."""
 
     title: str
     columns: tuple[Column, ...]
@@ -93,19 +99,19 @@ class Table:
     """(label, a quantity per column)."""
     note: str = ""
     corner: str = "policy"
-    """What the lines are."""
+    """Heading of the labels."""
     policies: tuple[str, ...] = ()
-    """Whose line each is, where the labels are not the policies'."""
+    """The policy of each line, if the labels are not the policies'."""
 
     def cells(self) -> list[list[str]]:
-        """Texts, the label first."""
+        """The texts of every line, label first."""
         return [
             [label, *(column.text(quantity) for column, quantity in zip(self.columns, quantities, strict=True))]
             for label, quantities in self.lines
         ]
 
     def best(self) -> list[str | None]:
-        """The label of the best line of each column; None where nothing is better or nobody got there."""
+        """The label of the best line of each column; None if the column has no better end or fewer than two values."""
         winners: list[str | None] = []
         for position, column in enumerate(self.columns):
             means = [(line[1][position].mean, line[0]) for line in self.lines]
@@ -118,68 +124,41 @@ class Table:
         return winners
 
 
-def _percent(target: float) -> str:
-    return f"{100 * target:g} %"
-
-
 def _accuracy_columns(results: Results, window: int) -> list[Column]:
     if window < 1:
         raise InvalidInput(f"The window, a number of evaluations, must be at least 1. Got {window}.")
     columns = []
     for target in results.experiment.targets:
-
-        def raw(run: RunResults, target: float = target) -> float | None:
-            return analysis.rounds_to_target(run, target)
-
-        def smooth(run: RunResults, target: float = target) -> float | None:
-            return analysis.rounds_to_target(run, target, window)
-
-        columns.append(Column(f"rounds to {_percent(target)}", raw, best="low"))
+        heading = f"rounds to {100 * target:g} %"
+        columns.append(Column(heading, partial(analysis.rounds_to_target, target=target), best="low"))
         if window > 1:
-            columns.append(Column(f"rounds to {_percent(target)}, mean of {window}", smooth, best="low"))
-    columns += _loss_target_columns(results)
+            smooth = partial(analysis.rounds_to_target, target=target, window=window)
+            columns.append(Column(f"{heading}, mean of {window}", smooth, best="low"))
+    for target in results.experiment.loss_targets:
+        reach = partial(analysis.rounds_to_loss, target=target)
+        columns.append(Column(f"rounds to loss {target:g}", reach, best="low"))
     columns.append(Column("final accuracy %", analysis.final_accuracy, 2, 100.0, "high"))
     if window > 1:
-        columns.append(
-            Column(f"mean of last {window} %", lambda run: analysis.final_accuracy(run, window), 2, 100.0, "high")
-        )
+        mean = partial(analysis.final_accuracy, window=window)
+        columns.append(Column(f"mean of last {window} %", mean, 2, 100.0, "high"))
     columns.append(Column("best accuracy %", analysis.best_accuracy, 2, 100.0, "high"))
     columns.append(Column("lowest test loss", analysis.lowest_loss, 4, best="low"))
-    return columns
-
-
-def _loss_target_columns(results: Results) -> list[Column]:
-    columns = []
-    for target in results.experiment.loss_targets:
-
-        def rounds(run: RunResults, target: float = target) -> float | None:
-            return analysis.rounds_to_loss(run, target)
-
-        columns.append(Column(f"rounds to loss {target:g}", rounds, best="low"))
     return columns
 
 
 def _cost_columns(results: Results) -> list[Column]:
     columns = []
     for target in results.experiment.targets:
-
-        def models(run: RunResults, target: float = target) -> float | None:
-            return analysis.models_to_target(run, target)
-
-        def sent(run: RunResults, target: float = target) -> float | None:
-            return analysis.bytes_to_target(run, target)
-
-        columns.append(Column(f"models to {_percent(target)}", models, best="low"))
-        columns.append(Column(f"MB to {_percent(target)}", sent, 2, 1e-6, "low"))
+        models = partial(analysis.models_to_target, target=target)
+        sent = partial(analysis.bytes_to_target, target=target)
+        columns.append(Column(f"models to {100 * target:g} %", models, best="low"))
+        columns.append(Column(f"MB to {100 * target:g} %", sent, 2, 1e-6, "low"))
     columns.append(Column("variance of selection counts", analysis.selection_variance, 2))
     return columns
 
 
 def _time_columns() -> list[Column]:
-    def seconds(part: str) -> Column:
-        return Column(f"{part} ms", lambda run: analysis.seconds_per_round(run, part), 2, 1e3)
-
-    return [seconds(part) for part in analysis.parts_of_a_round()]
+    return [Column(f"{part} ms", partial(analysis.seconds_per_round, part=part), 2, 1e3) for part in analysis.PARTS]
 
 
 def _table(title: str, columns: list[Column], policies: tuple[PolicyResults, ...], note: str = "") -> Table:
@@ -189,15 +168,16 @@ def _table(title: str, columns: list[Column], policies: tuple[PolicyResults, ...
     return Table(title, tuple(columns), lines, note)
 
 
-def tables_of(results: Results, window: int = 1) -> list[Table]:
-    """Accuracy, cost and time. `window` adds columns for the mean over so many evaluations."""
-    seeds = max((len(policy.runs) for policy in results.policies), default=0)
-    note = (
-        f"Mean ± standard deviation over {seeds} seeds. N/A: some seed never reached the target." if seeds > 1 else ""
-    )
+def _with_missing(note: str, results: Results) -> str:
     missing = results.incomplete
-    if missing:
-        note = f"{note} Not finished: {'; '.join(missing)}.".strip()
+    return f"{note} Not finished: {'; '.join(missing)}.".strip() if missing else note
+
+
+def tables_of(results: Results, window: int = 1) -> list[Table]:
+    """Accuracy, cost and time. `window` adds columns for the mean over that many evaluations."""
+    seeds = max((len(policy.runs) for policy in results.policies), default=0)
+    note = f"Mean ± standard deviation over {seeds} seeds. N/A: some seed never reached the target."
+    note = _with_missing(note if seeds > 1 else "", results)
     return [
         _table(f"{results.experiment.title}: accuracy", _accuracy_columns(results, window), results.policies, note),
         _table("Cost and fairness", _cost_columns(results), results.policies),
@@ -214,7 +194,7 @@ def difference_columns(results: Results, window: int = 1) -> tuple[DifferenceCol
 def difference_table(results: Results, against: str, window: int = 1) -> Table:
     """Every other policy minus the one called `against`, paired by seed, with 95 % confidence intervals."""
     baseline = analysis.policy_named(results, against)
-    # No end of a column is marked: every line is judged by itself, against the baseline.
+    # Every line is compared with the baseline, not with the others: mark no best one.
     columns = tuple(replace(column, best="") for column in difference_columns(results, window))
     lines = tuple(
         (policy.label, tuple(analysis.paired_difference(policy, baseline, column.measure) for column in columns))
@@ -226,15 +206,13 @@ def difference_table(results: Results, against: str, window: int = 1) -> Table:
         f"Each policy minus {baseline.label}, seed by seed (pairs: {' or '.join(map(str, pairs)) or 0}): mean and 95 % "
         "confidence interval (Student's t). N/A: some seed of either never reached the target."
     )
-    if missing := results.incomplete:
-        note = f"{note} Not finished: {'; '.join(missing)}."
-    return Table(f"Paired differences to {baseline.label}", columns, lines, note)
+    return Table(f"Paired differences to {baseline.label}", columns, lines, _with_missing(note, results))
 
 
 def search_table(title: str, choices: Sequence[Choice], score: str, note: str) -> Table:
-    """A search for learning rates: a line per pair of rates, a column per policy, its best marked."""
+    """A search for learning rates: one line per pair of rates, one column per policy, the best marked."""
     best = "high" if score == "accuracy" else "low"
-    columns = tuple(Column(choice.label, lambda run: None, 4, 1.0, best) for choice in choices)
+    columns = tuple(replace(_stated(choice.label, 4, 1.0), best=best) for choice in choices)
     lines = tuple(
         (str(candidate), tuple(Quantity((choice.scores[place][1],)) for choice in choices))
         for place, (candidate, _) in enumerate(choices[0].scores)
@@ -242,8 +220,97 @@ def search_table(title: str, choices: Sequence[Choice], score: str, note: str) -
     return Table(title, columns, lines, note, corner="learning rates")
 
 
+# Groups of clients
+
+
+def _stated(heading: str, digits: int = 1, scale: float = 100.0) -> Column:
+    """A column whose quantities are given, not measured on each run."""
+    return Column(heading, lambda run: None, digits, scale)
+
+
+_GROUP_COLUMNS = (
+    _stated("clients", 0, 1.0),
+    _stated("target %"),
+    _stated("realised %"),
+    _stated("left out while available, %"),
+    _stated("wholly left out, %"),
+)
+_EXCLUDED_COLUMNS = (_stated("excluded, % of client-rounds"), _stated("wholly excluded, % of rounds"))
+
+
+def group_table(results: Results, accounts: Mapping[int, GroupAccount]) -> Table:
+    """Target and realised importance of every group, and how often it was left out, per policy.
+
+    `accounts` are those of `groups.accounts_of`. The columns "excluded" appear if a policy reports exclusions.
+    """
+    reported = any(account.excluded for account in accounts.values())
+    columns = (*_GROUP_COLUMNS, *(_EXCLUDED_COLUMNS if reported else ()))
+    lines, owners = [], []
+    for policy in results.policies:
+        mine = _accounts(policy, accounts)
+        for group in sorted({name for account in mine for name in account.target}):
+            lines.append((f"{policy.label}: {group}", _group_line(mine, group)[: len(columns)]))
+            owners.append(policy.label)
+    note = (
+        "Importance: share of all weight with which updates entered the model. Left out while available: of the rounds "
+        "and clients of the group with the client available, those in which it was not chosen; wholly: of the rounds "
+        "with at least one client of the group available, those in which none of them was chosen."
+    )
+    if reported:
+        note += " Excluded: as the policy decided, available or not."
+    by = next((account.groups.by for account in accounts.values()), "group")
+    note = _with_missing(note, results)
+    return Table(f"Importance by {by}", columns, tuple(lines), note, corner="policy: group", policies=tuple(owners))
+
+
+def _accounts(policy: PolicyResults, accounts: Mapping[int, GroupAccount]) -> list[GroupAccount]:
+    return [accounts[each.run.id] for each in policy.runs if each.run.id in accounts]
+
+
+def _group_line(accounts: list[GroupAccount], group: str) -> tuple[Quantity, ...]:
+    # Groups follow the data of each seed: a seed in which a group has no clients does not count.
+    known = [account for account in accounts if group in account.target]
+    sizes = [float(account.groups.sizes[account.groups.names.index(group)]) for account in known]
+    left_out = [account.left_out[group] for account in known if group in account.left_out]
+    excluded = [account.excluded[group] for account in known if group in account.excluded]
+    return (
+        Quantity(tuple(sizes)),
+        Quantity(tuple(account.target[group] for account in known)),
+        Quantity(tuple(account.realized.get(group) for account in known)),
+        *(Quantity(tuple(pair[place] for pair in pairs)) for pairs in (left_out, excluded) for place in (0, 1)),
+    )
+
+
+def distance_table(results: Results, accounts: Mapping[int, GroupAccount]) -> Table:
+    """Distance of realised importance from the target, and the bounds of CA-Fed's theorems on its cost."""
+    columns = (
+        _stated("total variation", 3, 1.0),
+        _stated("bias bound, theorem 3", 3, 1.0),
+        _stated("chi-square: bias bound, theorem 1", 3, 1.0),
+    )
+    lines = []
+    for policy in results.policies:
+        if mine := _accounts(policy, accounts):
+            far = [account.total_variation for account in mine]
+            squares = [account.chi_square for account in mine]
+            finite = [None if each is None or not math.isfinite(each) else each for each in squares]
+            variation_bounds = [None if each is None else bias_bound_total_variation(each, 1.0, 1.0) for each in far]
+            square_bounds = [None if each is None else bias_bound_chi_square(each, 1.0, 1.0) for each in finite]
+            quantities = tuple(Quantity(tuple(values)) for values in (far, variation_bounds, square_bounds))
+            lines.append((policy.label, quantities))
+    note = (
+        "Between target and realised importance over all clients. The bounds are in units of kappa2 times the largest "
+        "gap F_k - F_k*, which a run does not know: at the biased optimum for theorem 3, at the wanted one for "
+        "theorem 1. N/A: some client never entered the model, which makes the chi-square divergence infinite."
+    )
+    return Table("Distance from the target importance", columns, tuple(lines), note)
+
+
+# Output
+
+
 def to_markdown(table: Table) -> str:
-    """A pipe table; the best of a column is bold."""
+    """A pipe table, the best of a column in bold."""
     winners = table.best()
 
     def mark(cells: list[str]) -> list[str]:
@@ -263,7 +330,7 @@ def _pipes(cells: list[str]) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Numbers for other programs, unscaled and unrounded: mean, sd and seeds that got there, per measure."""
+    """Numbers for other programs, unrounded: the `parts` of every measure and the number of seeds that have a value."""
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     head = [table.corner, "seeds"]
@@ -288,7 +355,7 @@ def _latex(text: str) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A `tabular` for the booktabs package; the best of a column is bold."""
+    """A `tabular` for the booktabs package, the best of a column in bold."""
     winners = table.best()
     lines = [
         r"\begin{table}",
@@ -311,7 +378,7 @@ def to_rich(table: Table) -> Any:
     from rich.text import Text
 
     winners = table.best()
-    # As Text: Rich would read a plain string as markup, and a title such as "[5, 10]" or "[/b]" is not.
+    # Rich reads a plain string as markup, such as a title "[/b]"; Text it shows as it is.
     drawn = RichTable(
         title=Text(table.title, style="table.title"),
         caption=Text(table.note, style="table.caption") if table.note else None,
@@ -345,5 +412,5 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 
 
 def render(tables: list[Table], form: str) -> str:
-    """All tables in one text, a blank line in between."""
+    """All tables as one text, separated by blank lines."""
     return "\n".join(FORMATS[form](table) for table in tables)

@@ -9,9 +9,10 @@ import pytest
 
 from fedpick.core.errors import InvalidInput, UnknownName
 from fedpick.experiments.spec import Named, PolicySpec
-from fedpick.report import analysis, parameters, write_figures, write_report
+from fedpick.report import analysis, write_figures, write_report
 from fedpick.report.charts import sections_of
-from fedpick.report.charts_base import numbers, read_material
+from fedpick.report.charts.chart import numbers
+from fedpick.report.material import read_material
 from fedpick.report.tables import difference_table
 from tests.report.report_store import make_spec, make_store
 
@@ -39,19 +40,19 @@ def chart(store, key, **options):
 
 
 def test_three_values_make_a_sweep_and_other_parameters_must_agree(store, tmp_path):
-    (found,) = parameters.sweeps_of(analysis.load_results(store, store.experiment()))
+    (found,) = analysis.sweeps_of(analysis.load_results(store, store.experiment()))
     assert (found.policy, found.parameter, found.values) == ("ca-fed", "kappa2", (0.1, 1.0, 10.0))
     assert [line.label for line in found.lines] == ["ca-fed 0.1", "ca-fed 1", "ca-fed 10"]
     two = make_store(tmp_path / "two.sqlite", sweep_spec((0.1, 1.0)))
-    assert parameters.sweeps_of(analysis.load_results(two, two.experiment())) == []
+    assert analysis.sweeps_of(analysis.load_results(two, two.experiment())) == []
     spec = sweep_spec()
     changed = dataclasses.replace(spec.policies[-1], parameters={"kappa2": 10.0, "tau": 0.5})
     mixed = make_store(tmp_path / "m.sqlite", dataclasses.replace(spec, policies=(*spec.policies[:-1], changed)))
-    assert parameters.sweeps_of(analysis.load_results(mixed, mixed.experiment())) == []
+    assert analysis.sweeps_of(analysis.load_results(mixed, mixed.experiment())) == []
 
 
 def test_the_best_value_by_round_is_that_of_the_highest_mean(store):
-    (found,) = parameters.sweeps_of(analysis.load_results(store, store.experiment()))
+    (found,) = analysis.sweeps_of(analysis.load_results(store, store.experiment()))
     rows = {
         0.1: ([0.1, 0.5, 0.7], [0.1, 0.5, np.nan]),
         1.0: ([0.3, 0.5, 0.8], [0.1, 0.5, 0.9]),
@@ -60,7 +61,7 @@ def test_the_best_value_by_round_is_that_of_the_highest_mean(store):
     for value, line in zip(found.values, found.lines, strict=True):
         for run, accuracy in zip(line.runs, rows[value], strict=True):
             run.rounds["accuracy"][:3], run.rounds["accuracy"][3:] = accuracy, np.nan
-    rounds, best = parameters.best_by_round(found)
+    rounds, best = analysis.best_by_round(found)
     # Round 2: two are level, the smaller value counts; round 3: one seed was not evaluated.
     assert (rounds.tolist(), best.tolist()) == ([1, 2], [1.0, 0.1])
 
@@ -114,7 +115,7 @@ def test_one_measure_over_several_experiments(tmp_path):
     made = make_store(tmp_path / "s.sqlite", spec(0.5))
     make_store(tmp_path / "s.sqlite", spec(0.1)).close()
     experiments = made.experiments()
-    found = parameters.over_setting(made, experiments, "availability.beta")
+    found = analysis.over_setting(made, experiments, "availability.beta")
     assert {label: [value for value, _ in points] for label, points in found.items()} == {
         "uniform": [0.1, 0.5],
         "fedgs": [0.1, 0.5],
@@ -122,11 +123,11 @@ def test_one_measure_over_several_experiments(tmp_path):
     results = analysis.load_results(made, made.experiment("beta 0.1"))
     assert found["fedgs"][0][1].values == analysis.over_seeds(results.policies[1], analysis.final_accuracy).values
     with pytest.raises(InvalidInput, match=r"twice with availability\.beta = 0\.5"):
-        parameters.over_setting(made, [made.experiment("beta 0.5")] * 2, "availability.beta")
+        analysis.over_setting(made, [made.experiment("beta 0.5")] * 2, "availability.beta")
     with pytest.raises(InvalidInput, match=r"has a number at 'data\.alpha'"):
-        parameters.over_setting(made, experiments, "data.alpha")
+        analysis.over_setting(made, experiments, "data.alpha")
     with pytest.raises(InvalidInput, match=r"section\.key"):
-        parameters.setting_of(made.runs(1)[0], "beta")
+        analysis.setting_of(made.runs(1)[0], "beta")
     made.close()
 
 

@@ -6,32 +6,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedpick.core.errors import MissingDependency
+from fedpick.core.arrays import FloatArray
 from fedpick.data.types import Federation
-from fedpick.report.files import picture_format, save_figure
+from fedpick.report.figures.canvas import new_figure, picture_format, save_figure
 
 __all__ = ["draw_partition"]
 
 _MOST_BARS = 200
 _MOST_LABELS = 20
-_UNTOLD = ("attempts", "proposals")  # limits of a search, not part of the picture
+_OMITTED = ("attempts", "proposals")  # limits of a search
 
 
 def draw_partition(federation: Federation, path: str | Path, *, title: str | None = None) -> Path:
-    """Draw how many examples of each label every client has, and save it (PNG, SVG or PDF by the name's ending).
+    """Draw how many examples of each label every client has; save it as PNG, SVG or PDF, by the suffix of the name.
 
-    Up to 200 clients are one bar each, largest first. More are sorted by size and drawn as 200 bars, each the mean of
-    a group of neighbours; the axis says so. A set without labels, or with more than 20, is drawn by size alone.
+    Up to 200 clients have one bar each, largest first. More clients are sorted by size and drawn as 200 bars, each the
+    mean of neighbours; the axis says so. Data without labels, or with more than 20, is drawn by size alone.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependency("Drawing needs matplotlib. Install it with: pip install 'fedpick[report]'") from error
-    picture_format(path)  # before the work, not after it
+    picture_format(path)  # fail before the work
     heights, group = _bars(federation)
-    figure = Figure(figsize=(10, 4.2), dpi=150, layout="constrained")
+    figure = new_figure(10, 4.2)
     axes = figure.add_subplot()
     _draw_bars(axes, heights)
     axes.set_title(title or _title(federation), loc="left", fontsize=10)
@@ -50,8 +45,8 @@ def draw_partition(federation: Federation, path: str | Path, *, title: str | Non
     return save_figure(figure, path, dpi=150)
 
 
-def _bars(federation: Federation) -> tuple[NDArray[np.float64], int]:
-    """(bars, labels) heights, and how many clients one bar stands for."""
+def _bars(federation: Federation) -> tuple[FloatArray, int]:
+    """(bars, labels) heights, and the number of clients per bar."""
     table = federation.clients()
     heights = table.num_examples[:, None]
     if table.label_histogram is not None and table.label_histogram.shape[1] <= _MOST_LABELS:
@@ -64,7 +59,7 @@ def _bars(federation: Federation) -> tuple[NDArray[np.float64], int]:
     return np.add.reduceat(heights, starts, axis=0) / lengths[:, None], round(len(heights) / _MOST_BARS)
 
 
-def _draw_bars(axes: Any, heights: NDArray[np.float64]) -> None:
+def _draw_bars(axes: Any, heights: FloatArray) -> None:
     from matplotlib import colormaps
 
     bars, labels = heights.shape
@@ -77,8 +72,11 @@ def _draw_bars(axes: Any, heights: NDArray[np.float64]) -> None:
 
 def _title(federation: Federation) -> str:
     sizes = federation.clients().num_examples
-    told = {name: value for name, value in federation.info.items() if name not in _UNTOLD and (value or name == "seed")}
-    options = ", ".join(f"{name}={value}" for name, value in told.items())
+    options = ", ".join(
+        f"{name}={value}"
+        for name, value in federation.info.items()
+        if name not in _OMITTED and (value or name == "seed")
+    )
     return (
         f"{federation.name}, {federation.partition} ({options}): {federation.num_clients:,} clients, "
         f"sizes {sizes.min():,.4g} to {sizes.max():,.4g}, median {np.median(sizes):,.4g}"

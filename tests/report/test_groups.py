@@ -11,16 +11,15 @@ from fedpick.core.types import Clients
 from fedpick.experiments.records import RoundRecord
 from fedpick.experiments.spec import Named
 from fedpick.experiments.store import Store
-from fedpick.report import accounting, analysis, tables
+from fedpick.report import analysis, groups, tables
 from fedpick.report.charts import sections_of
-from fedpick.report.charts_base import read_material
-from fedpick.report.charts_collect import ABSENT as NO
-from fedpick.report.charts_collect import AVAILABLE as YES
-from fedpick.report.charts_collect import CHOSEN as IN
-from fedpick.report.charts_collect import EXCLUDED as OUT
-from fedpick.report.charts_collect import SHUT_OUT as OFF
-from fedpick.report.tables_groups import distance_table, group_table
-from fedpick.theory.ca_fed import importance_by_group
+from fedpick.report.material import ABSENT as NO
+from fedpick.report.material import AVAILABLE as YES
+from fedpick.report.material import CHOSEN as IN
+from fedpick.report.material import EXCLUDED as OUT
+from fedpick.report.material import SHUT_OUT as OFF
+from fedpick.report.material import read_material
+from fedpick.theory.ca_fed import cumulative_importance, importance_by_group
 from tests.report.report_store import make_spec, make_store
 
 SIZES = np.array([1.0, 2.0, 3.0, 4.0])
@@ -57,20 +56,20 @@ def store(tmp_path) -> Store:
     return made
 
 
-def names(groups: accounting.Groups) -> np.ndarray:
+def names(found: groups.Groups) -> np.ndarray:
     """(N,) the name of every client's group."""
-    return np.array(groups.names)[groups.member]
+    return np.array(found.names)[found.member]
 
 
 def test_groups_are_those_of_the_availability_process(store):
     run = store.runs(1)[0]
-    groups = names(accounting.groups_of(store, run, "cluster")).tolist()
-    assert groups == ["cluster 0"] * 2 + ["cluster 1"] * 2
+    found = names(groups.groups_of(store, run, "cluster")).tolist()
+    assert found == ["cluster 0"] * 2 + ["cluster 1"] * 2
     # The default clusters: the first half is there in 0.9 of the rounds, the second in 0.1 with lambda = 1/2.
-    groups = names(accounting.groups_of(store, run, "availability")).tolist()
-    assert groups == ["more available, weakly correlated"] * 2 + ["less available, correlated"] * 2
+    found = names(groups.groups_of(store, run, "availability")).tolist()
+    assert found == ["more available, weakly correlated"] * 2 + ["less available, correlated"] * 2
     with pytest.raises(InvalidInput, match="availability or cluster"):
-        accounting.groups_of(store, run, "size")
+        groups.groups_of(store, run, "size")
 
 
 def test_a_random_population_is_rebuilt_as_the_run_saw_it(tmp_path):
@@ -81,28 +80,28 @@ def test_a_random_population_is_rebuilt_as_the_run_saw_it(tmp_path):
         facts = made.federation(run.federation_id)
         clients = Clients(num_examples=facts.num_examples, label_histogram=facts.label_histogram.astype(float))
         trace = availability.get("correlated-population", **options).start(clients, run.seed)
-        groups = names(accounting.groups_of(made, run, "availability"))
-        assert np.array_equal(np.char.startswith(groups, "more"), trace.availability > 0.5)
+        found = names(groups.groups_of(made, run, "availability"))
+        assert np.array_equal(np.char.startswith(found, "more"), trace.availability > 0.5)
     with pytest.raises(InvalidInput, match="has no clusters"):
-        accounting.groups_of(made, made.runs(1)[0], "cluster")
+        groups.groups_of(made, made.runs(1)[0], "cluster")
 
 
 def test_importance_adds_up_as_by_hand(store):
     run = store.runs(1)[0]
-    groups = accounting.groups_of(store, run, "cluster")
-    history = accounting.importance_history(store, run, groups)
-    assert history.rounds.tolist() == [1, 2, 3, 4]
-    assert history.groups == ("cluster 0", "cluster 1")
-    assert history.target == pytest.approx([0.3, 0.7])
-    assert history.cumulative == pytest.approx(np.array([[1, 0], [1, 0], [1, 0], [0.75, 0.25]]))
+    by_cluster = groups.groups_of(store, run, "cluster")
+    account = groups.account_groups(store, run, by_cluster)
+    assert account.groups.names == ("cluster 0", "cluster 1")
+    assert account.target == pytest.approx({"cluster 0": 0.3, "cluster 1": 0.7})
+    assert account.cumulative == pytest.approx(np.array([[1, 0], [1, 0], [1, 0], [0.75, 0.25]]))
     # Weights so far: (0.5, 0.5, 0, 0); the same; (0.5, 2.5, 0, 0); (0.5, 2.5, 0, 1). Target: (0.1, 0.2, 0.3, 0.4).
-    assert history.total_variation == pytest.approx([0.7, 0.7, 0.7, 0.5 * (0.025 + 0.425 + 0.3 + 0.15)])
-    assert accounting.realized_importance(store, run) == pytest.approx([0.125, 0.625, 0, 0.25])
-    assert accounting.realized_importance(store, run, limit=1) == pytest.approx([0.5, 0.5, 0, 0])
-    account = accounting.group_accounts(store, run, "cluster")
-    assert account.total_variation == pytest.approx(history.total_variation[-1])
-    assert account.realized == pytest.approx(dict(zip(history.groups, history.cumulative[-1], strict=True)))
-    assert account.target == importance_by_group(SIZES / 10, names(groups))
+    assert account.distance == pytest.approx([0.7, 0.7, 0.7, 0.5 * (0.025 + 0.425 + 0.3 + 0.15)])
+    rounds = ((row.clients, row.weights) for row in store.selections(run.id))
+    realized = cumulative_importance(rounds, 4)
+    assert realized == pytest.approx([0.125, 0.625, 0, 0.25])
+    assert groups.account_groups(store, run, by_cluster, limit=1).realized == {"cluster 0": 1.0, "cluster 1": 0.0}
+    assert account.total_variation == pytest.approx(0.45)
+    assert account.realized == pytest.approx({"cluster 0": 0.75, "cluster 1": 0.25})
+    assert account.target == importance_by_group(SIZES / 10, names(by_cluster))
     assert account.excluded == {}
     # The third client never entered the model.
     assert account.chi_square == np.inf
@@ -110,26 +109,25 @@ def test_importance_adds_up_as_by_hand(store):
 
 def test_exclusion_counts_clients_and_whole_groups(store):
     run = store.runs(1)[1]
-    groups = accounting.groups_of(store, run, "cluster")
-    found = accounting.excluded_rounds(store, run, groups)
+    by_cluster = groups.groups_of(store, run, "cluster")
+    found = groups.account_groups(store, run, by_cluster).excluded
     assert found == {"cluster 0": (pytest.approx(5 / 8), 0.5), "cluster 1": (pytest.approx(1 / 8), 0.0)}
-    assert accounting.excluded_rounds(store, run, groups, limit=1)["cluster 0"] == (1.0, 1.0)
+    assert groups.account_groups(store, run, by_cluster, limit=1).excluded["cluster 0"] == (1.0, 1.0)
 
 
 def test_left_out_counts_only_those_who_were_there(store):
     run = store.runs(1)[0]
-    groups = accounting.groups_of(store, run, "cluster")
-    found = accounting.left_out_rounds(store, run, groups)
+    by_cluster = groups.groups_of(store, run, "cluster")
+    found = groups.account_groups(store, run, by_cluster).left_out
     # cluster 0: there 2 + 0 + 2 + 2, chosen 2 + 0 + 1 + 1; cluster 1: there 0 + 2 + 0 + 2, chosen 0 + 0 + 0 + 1.
     assert found == {"cluster 0": (pytest.approx(1 / 3), 0.0), "cluster 1": (0.75, 0.5)}
-    assert accounting.left_out_rounds(store, run, groups, limit=1) == {"cluster 0": (0.0, 0.0)}
-    assert accounting.group_accounts(store, run, "cluster").left_out == found
+    assert groups.account_groups(store, run, by_cluster, limit=1).left_out == {"cluster 0": (0.0, 0.0)}
 
 
 def test_the_grouping_that_tells_most_is_found(store, tmp_path):
-    grouping, groups = accounting.find_groups(store, store.runs(1)[0])
-    assert (grouping, groups.names, groups.sizes.tolist()) == ("cluster", ("cluster 0", "cluster 1"), [2, 2])
-    assert accounting.find_groups(store, store.runs(1)[0], most=1) is None
+    best = groups.find_groups(store, store.runs(1)[0])
+    assert (best.by, best.names, best.sizes.tolist()) == ("cluster", ("cluster 0", "cluster 1"), [2, 2])
+    assert groups.find_groups(store, store.runs(1)[0], most=1) is None
     cases = {
         "correlated-population": ({"variant": "authors"}, "availability"),
         "ideal": ({}, None),
@@ -138,21 +136,21 @@ def test_the_grouping_that_tells_most_is_found(store, tmp_path):
     for name, (options, wanted) in cases.items():
         spec = dataclasses.replace(make_spec(rounds=1, seeds=1), availability=Named(name=name, options=options))
         made = make_store(tmp_path / f"{name}.sqlite", spec)
-        found = accounting.find_groups(made, made.runs(1)[0])
-        assert (None if found is None else found[0]) == wanted, name
+        found = groups.find_groups(made, made.runs(1)[0])
+        assert (None if found is None else found.by) == wanted, name
         assert bool(read_material(made).accounts) == (wanted is not None)
         assert ("groups" in {section.key for section in sections_of(read_material(made))}) == (wanted is not None)
         made.close()
 
 
 def test_clients_are_ordered_by_group_then_by_correlation():
-    groups = accounting.Groups(("a", "b"), np.array([1, 0, 1, 0]), np.array([-0.9, 0.5, 0.1, 0.5]))
-    assert groups.order.tolist() == [1, 3, 2, 0]
+    made = groups.Groups("availability", ("a", "b"), np.array([1, 0, 1, 0]), np.array([-0.9, 0.5, 0.1, 0.5]))
+    assert made.order.tolist() == [1, 3, 2, 0]
 
 
 def test_the_raster_tells_excluded_from_not_chosen(store):
     material = read_material(store)
-    uniform, careful = (material.traces[run.id].raster.exact for run in store.runs(1))
+    uniform, careful = (material.histories[run.id].raster.exact for run in store.runs(1))
     expected = [[IN, NO, YES, IN], [IN, NO, IN, YES], [NO, YES, NO, YES], [NO, YES, NO, IN]]
     assert uniform.tolist() == expected
     # ca-fed: client 0 in round 2, when it was away; client 1 in round 4. Those chosen all the same stay chosen.
@@ -178,7 +176,9 @@ def test_the_charts_of_groups_are_the_accounts(store):
 
 def test_the_table_has_a_line_per_policy_and_group(store):
     results = analysis.load_results(store, store.experiment())
-    table = group_table(store, results, "cluster")
+    accounts = groups.accounts_of(store, results, "cluster")
+    table = tables.group_table(results, accounts)
+    assert table.title == "Importance by cluster"
     assert table.cells() == [
         ["uniform: cluster 0", "2", "30.0", "75.0", "33.3", "0.0", "", ""],
         ["uniform: cluster 1", "2", "70.0", "25.0", "75.0", "50.0", "", ""],
@@ -186,17 +186,32 @@ def test_the_table_has_a_line_per_policy_and_group(store):
         ["ca-fed: cluster 1", "2", "70.0", "25.0", "75.0", "50.0", "12.5", "0.0"],
     ]
     assert table.policies == ("uniform", "uniform", "ca-fed", "ca-fed")
-    assert group_table(store, results, "cluster", read_material(store).accounts).cells() == table.cells()
+    assert tables.group_table(results, read_material(store).accounts).cells() == table.cells()
     assert "policy: group,seeds" in tables.to_csv(table)
     assert r"\%" in tables.to_latex(table)
 
 
-def test_the_distance_from_the_target_has_a_line_per_policy(store, monkeypatch):
+def test_the_distance_from_the_target_has_a_line_per_policy(store):
     results = analysis.load_results(store, store.experiment())
-    far = distance_table(store, results, "cluster")
+    accounts = groups.accounts_of(store, results, "cluster")
+    far = tables.distance_table(results, accounts)
     # 4 * 0.45^2 = 0.81; the third client never entered the model.
     assert far.cells() == [["uniform", "0.450", "0.810", "N/A"], ["ca-fed", "0.450", "0.810", "N/A"]]
-    monkeypatch.setattr(accounting, "realized_importance", lambda *_: np.array([1.0, 1.0, 1.0, 1.0]))
+
+
+def test_the_chi_square_divergence_is_finite_once_every_client_entered_the_model(store):
+    everybody = RoundRecord(
+        index=4, available=np.ones(4, bool), clients=np.arange(4), given_weights=None,
+        weights=np.array([3.5, 1.5, 4.0, 3.0]), completed=np.ones(4, bool), loss=np.zeros(4), train_loss=np.zeros(4),
+        duration=np.zeros(4), update_norm=np.zeros(4), seconds={}, diagnostics={},
+        counters=dict.fromkeys(("models_down", "updates_up", "scalars_up", "bytes_down", "bytes_up"), 0),
+    )  # fmt: skip
+    run = store.runs(1)[0]
+    store.write_round(run.id, everybody, checkpoint=None)
+    account = groups.account_groups(store, run, groups.groups_of(store, run, "cluster"))
+    # All four clients have a quarter of the weight now; their targets are 0.1, 0.2, 0.3 and 0.4.
     # (0.1 - 0.25)^2 / 0.25 + (0.2 - 0.25)^2 / 0.25 + (0.3 - 0.25)^2 / 0.25 + (0.4 - 0.25)^2 / 0.25 = 0.2.
-    far = distance_table(store, results, "cluster")
-    assert far.cells() == [["uniform", "0.200", "0.160", "0.200"], ["ca-fed", "0.200", "0.160", "0.200"]]
+    assert account.chi_square == pytest.approx(0.2)
+    results = analysis.load_results(store, store.experiment())
+    far = tables.distance_table(results, {run.id: account})
+    assert far.cells() == [["uniform", "0.200", "0.160", "0.200"]]

@@ -1,4 +1,4 @@
-"""Charts of what a policy learned about its clients: correlations, ordered by cluster, and a map in two dimensions."""
+"""Charts of what a policy learned and reports: correlations, a map of the clients, CA-Fed's errors, diagnostics."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import warnings
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedpick.core.arrays import FloatArray
+from fedpick.core.arrays import FloatArray, IntArray
+from fedpick.core.errors import MissingDependency
 from fedpick.experiments.store_read import FederationFacts
 from fedpick.report.analysis import RunResults
-from fedpick.report.charts_base import Chart, Material, numbers
+from fedpick.report.charts.chart import Chart, Measure, PerRound, line_chart, numbers
+from fedpick.report.material import Material, RunHistory
 
-__all__ = ["cluster_order", "embedding_chart", "flat_map", "matrix_chart"]
+__all__ = ["charts", "cluster_order", "flat_map"]
 
 _MOST_ROWS = 200
 _MOST_POINTS = 1500
@@ -21,13 +22,21 @@ _MOST_VIEWS = 6
 _FEWEST_FOR_TSNE = 30
 
 
-def _some(size: int, most: int) -> NDArray[np.int64]:
-    """Evenly spaced clients, all of them where they fit."""
+def charts(material: Material) -> list[Chart | None]:
+    """The section "learned"."""
+    return [_matrix(material), _map(material), _bounds(material), _diagnostics(material)]
+
+
+# Correlations and the map
+
+
+def _some(size: int, most: int) -> IntArray:
+    """Evenly spaced clients; all of them if there are at most `most`."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).astype(np.int64))
 
 
 def _latest(material: Material, run: RunResults, name: str) -> tuple[int | None, FloatArray] | None:
-    """The last array of that name that the policy reported: (round from 1, array)."""
+    """The last array of that name that the policy reported, and its round from 1."""
     rounds = [index for index in material.store.array_names(run.run.id).get(f"policy/{name}", []) if index < run.wanted]
     if not rounds:
         return None
@@ -35,7 +44,7 @@ def _latest(material: Material, run: RunResults, name: str) -> tuple[int | None,
 
 
 def _embedding(material: Material, run: RunResults) -> tuple[int | None, FloatArray] | None:
-    """(N, d): reported by the policy, or (too large to be reported every time) from its state at the end."""
+    """(round, (N, d)): as reported by the policy; if it was too large to report, from the final state (round None)."""
     federation = material.federations.get(run.run.id)
     found = _latest(material, run, "embedding")
     if found is None:
@@ -50,8 +59,8 @@ def _embedding(material: Material, run: RunResults) -> tuple[int | None, FloatAr
     return (moment, array) if usable else None
 
 
-def _correlation(material: Material, run: RunResults) -> tuple[int | None, FloatArray, NDArray[np.int64]] | None:
-    """(round, matrix of some clients, those clients)."""
+def _correlation(material: Material, run: RunResults) -> tuple[int | None, FloatArray, IntArray] | None:
+    """The round, the matrix of some clients, and those clients."""
     found = _latest(material, run, "correlation")
     if found is not None and found[1].ndim == 2 and np.isfinite(found[1]).all():
         rows = _some(len(found[1]), _MOST_ROWS)
@@ -66,7 +75,7 @@ def _correlation(material: Material, run: RunResults) -> tuple[int | None, Float
     return embedded[0], vectors @ vectors.T, rows
 
 
-def cluster_order(correlation: FloatArray) -> NDArray[np.int64]:
+def cluster_order(correlation: FloatArray) -> IntArray:
     """An order in which similar clients are neighbours: the leaves of an average-linkage tree."""
     if len(correlation) < 3:
         return np.arange(len(correlation))
@@ -79,25 +88,18 @@ def cluster_order(correlation: FloatArray) -> NDArray[np.int64]:
     return np.asarray(leaves_list(optimal_leaf_ordering(linkage(condensed, "average"), condensed)), np.int64)
 
 
-def _main_label(federation: FederationFacts | None, clients: NDArray[np.int64]) -> list[int] | None:
+def _main_label(federation: FederationFacts | None, clients: IntArray) -> list[int] | None:
     """The label each client has most of."""
     if federation is None or federation.label_histogram is None:
         return None
     return [int(label) for label in federation.label_histogram[clients].argmax(axis=1)]
 
 
-def _learners(material: Material) -> list[tuple[str, RunResults]]:
-    """Runs that may have learned something, first seeds first."""
-    pairs = [(policy.label, material.begun(policy)) for policy in material.results.policies]
-    most = max((len(runs) for _, runs in pairs), default=0)
-    return [(label, runs[turn]) for turn in range(most) for label, runs in pairs if turn < len(runs)]
-
-
-def matrix_chart(material: Material) -> Chart | None:
+def _matrix(material: Material) -> Chart | None:
     """Correlations between clients, clusters together."""
     views: list[dict[str, Any]] = []
     shown = total = 0
-    for label, run in _learners(material):
+    for policy, run, _ in material.by_turns():
         found = _correlation(material, run) if len(views) < _MOST_VIEWS else None
         if found is None:
             continue
@@ -107,7 +109,7 @@ def matrix_chart(material: Material) -> Chart | None:
         shown, total = len(rows), federation.num_clients if federation else len(rows)
         views.append(
             {
-                "policy": label,
+                "policy": policy.label,
                 "seed": run.run.seed,
                 "round": moment,
                 "clients": rows[order].tolist(),
@@ -129,7 +131,7 @@ def matrix_chart(material: Material) -> Chart | None:
 
 
 def flat_map(vectors: FloatArray) -> tuple[str, FloatArray]:
-    """Two dimensions that keep neighbours together: t-SNE, or PCA where there are few clients; the method's name."""
+    """(method, (N, 2)): t-SNE, which keeps neighbours together, or PCA for fewer than 30 clients."""
     centred = vectors - vectors.mean(axis=0)
     if vectors.shape[1] <= 2 or len(vectors) < _FEWEST_FOR_TSNE or not centred.any():
         left, scale, _ = np.linalg.svd(centred, full_matrices=False)
@@ -141,12 +143,10 @@ def flat_map(vectors: FloatArray) -> tuple[str, FloatArray]:
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
-        from fedpick.core.errors import MissingDependency
-
         raise MissingDependency(
             "The map of clients needs scikit-learn. Install it with: pip install 'fedpick[report]'"
         ) from error
-    # One thread: on a busy machine the threads of so small a problem spend their time waiting for each other.
+    # One thread: for so small a problem, several threads mostly wait for each other on a busy machine.
     with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore")
         method = "exact" if len(vectors) <= 200 else "barnes_hut"
@@ -155,10 +155,10 @@ def flat_map(vectors: FloatArray) -> tuple[str, FloatArray]:
     return "t-SNE", np.asarray(flat, np.float64)
 
 
-def embedding_chart(material: Material) -> Chart | None:
-    """A map of the clients: near means similar to the policy."""
+def _map(material: Material) -> Chart | None:
+    """A map of the clients: the policy considers neighbours similar."""
     views: list[dict[str, Any]] = []
-    for label, run in _learners(material):
+    for policy, run, _ in material.by_turns():
         found = _embedding(material, run) if len(views) < _MOST_VIEWS else None
         if found is None:
             continue
@@ -167,7 +167,7 @@ def embedding_chart(material: Material) -> Chart | None:
         method, flat = flat_map(vectors[rows])
         views.append(
             {
-                "policy": label,
+                "policy": policy.label,
                 "seed": run.run.seed,
                 "round": moment,
                 "method": method,
@@ -184,8 +184,49 @@ def embedding_chart(material: Material) -> Chart | None:
     return Chart(
         key="embedding",
         title="Map of the clients",
-        caption=f"Clients that the policy takes for similar lie close together ({methods}). "
+        caption=f"Clients that the policy considers similar lie close together ({methods}). "
         "Colour: the label a client has most of; size: how often it was chosen.",
         kind="points",
         data={"views": views},
     )
+
+
+# Diagnostics
+
+
+def _numeric_diagnostics(material: Material) -> list[str]:
+    """Names of the plain numbers that policies reported, in order of appearance."""
+    names: dict[str, None] = {}
+    for run in material.all_begun():
+        for record in run.rounds["diagnostics"]:
+            for name, value in record.items():
+                if isinstance(value, (int, float)) and not isinstance(value, bool):
+                    names.setdefault(name)
+    return list(names)
+
+
+def _diagnostic(name: str) -> PerRound:
+    def value(run: RunResults, _: RunHistory) -> FloatArray:
+        found = [record.get(name) for record in run.rounds["diagnostics"]]
+        return np.array([item if isinstance(item, (int, float)) else np.nan for item in found], np.float64)
+
+    return value
+
+
+def _diagnostics(material: Material) -> Chart | None:
+    measures = [Measure(name, name.replace("_", " "), _diagnostic(name)) for name in _numeric_diagnostics(material)]
+    caption = "Every number that a policy reports about its own decisions, for the policies that report it."
+    return line_chart(material, measures, key="diagnostics", title="What policies report", caption=caption, menu=True)
+
+
+def _bounds(material: Material) -> Chart | None:
+    """CA-Fed's two error terms and the number of clients it excludes."""
+    names = ("epsilon_opt", "epsilon_bias", "excluded")
+    if not set(names) <= set(_numeric_diagnostics(material)):
+        return None
+    measures = [Measure(name, name, _diagnostic(name)) for name in names]
+    caption = (
+        "ε_opt falls and ε_bias rises when clients are left out; CA-Fed minimises their sum. "
+        "Below: how many clients it leaves out."
+    )
+    return line_chart(material, measures, key="bounds", title="CA-Fed's balance", caption=caption, kind="bounds")

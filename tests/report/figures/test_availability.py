@@ -10,8 +10,8 @@ from fedpick import availability
 from fedpick.availability.statistics import estimation_error_curve
 from fedpick.core.errors import InvalidInput, MissingDependency, UnknownName
 from fedpick.core.types import Clients
-from fedpick.report import availability_figures
-from fedpick.report.availability_figures import (
+from fedpick.report.figures.availability import (
+    _draw_raster,
     draw_availability,
     draw_estimation_errors,
     example_clients,
@@ -42,7 +42,7 @@ def test_the_raster_shows_the_mask_of_each_client_and_round():
     trace = availability.get("homogeneous").start(clients, 0)
     axes = Figure().add_subplot()
     raster = np.stack([trace.mask(5 + t) for t in range(12)], axis=1)
-    availability_figures._draw_raster(axes, raster, 30, 5)
+    _draw_raster(axes, raster, 30, 5)
     (image,) = axes.get_images()
     assert image.get_extent() == [4.5, 16.5, -0.5, 29.5]
     np.testing.assert_array_equal(np.asarray(image.get_array(), dtype=bool)[:, 3], trace.mask(8))
@@ -60,7 +60,7 @@ def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):
     trace = availability.get("ideal").start(clients, 0)
     with pytest.raises(InvalidInput, match="2 rounds"):
         draw_availability(trace, clients, 1, tmp_path / "x.png")
-    with pytest.raises(InvalidInput, match="the table has 9"):
+    with pytest.raises(InvalidInput, match="5 clients, the table 9"):
         draw_availability(trace, example_clients(9), 5, tmp_path / "x.png")
     with pytest.raises(UnknownName, match="clustered"):
         show_availability("cluster", tmp_path / "x.png")
@@ -81,7 +81,7 @@ def test_estimation_errors_are_drawn(tmp_path):
 
 
 def test_the_guide_runs(tmp_path, monkeypatch):
-    guide = Path(__file__).parents[2] / "docs/guides/availability.md"
+    guide = Path(__file__).parents[3] / "docs/guides/availability.md"
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", guide.read_text(), flags=re.DOTALL)
     assert len(blocks) == 2

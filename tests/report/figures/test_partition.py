@@ -7,7 +7,7 @@ import pytest
 
 from fedpick import data
 from fedpick.core.errors import InvalidInput, MissingDependency
-from fedpick.report.partition_figures import _bars, draw_partition
+from fedpick.report.figures.partition import _bars, draw_partition
 
 
 def federation(name="dirichlet-class", num_clients=20):

@@ -1,7 +1,4 @@
-"""Pictures of availability: who could be reached when, how often, and with how long a memory.
-
-matplotlib is imported only when something is drawn. `show_availability` is what `fedpick availability show MODE` calls.
-"""
+"""Pictures of availability: raster, rates and autocorrelation of a process, and errors of its estimates."""
 
 from __future__ import annotations
 
@@ -14,61 +11,48 @@ import numpy as np
 from fedpick import availability
 from fedpick.availability.process import Trace
 from fedpick.availability.statistics import EstimationErrors, TraceStatistics, measure_trace
-from fedpick.core.errors import InvalidInput, MissingDependency
+from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.types import Clients
-from fedpick.report.files import picture_format, save_figure
+from fedpick.report.figures.canvas import new_figure, picture_format, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["draw_availability", "draw_estimation_errors", "example_clients", "show_availability"]
 
-# Blue, orange and green of Okabe and Ito: told apart by colour-blind readers and in print.
+# Blue, orange and green of Okabe and Ito, which colour-blind readers can tell apart.
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#767676"
 _MOST_ROWS = 400
-
-
-def _new_figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            "Drawing availability needs matplotlib. Install it with: pip install 'fedpick[report]'"
-        ) from error
-    # The object interface: no global state, no window, safe next to other figures.
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def draw_availability(
     trace: Trace, clients: Clients, rounds: int, path: str | Path, *, title: str = "", start: int = 0
 ) -> TraceStatistics:
-    """Draw the raster, the histogram of rates and the autocorrelation of `rounds` rounds; returns the numbers drawn.
+    """Draw raster, histogram of rates and autocorrelation of `rounds` rounds; return the numbers drawn.
 
-    The raster is that of FedGS's figure 8 and CA-Fed's figure 5: one row per client, one column per round. Of more than
-    400 clients, 400 evenly spaced rows are drawn; the other panels use all of them.
+    The raster is that of FedGS's figure 8 and CA-Fed's figure 5: one row per client, one column per round. It shows
+    at most 400 clients, evenly spaced; the other panels use all clients.
     """
-    picture_format(path)  # before the work, not after it
+    picture_format(path)  # fail before the work
     if trace.num_clients != len(clients):
-        raise InvalidInput(f"The trace is of {trace.num_clients} clients, the table has {len(clients)}.")
+        raise InvalidInput(
+            f"The trace has {trace.num_clients} clients, the table {len(clients)}. Start it with that table."
+        )
     if rounds < 2:
         raise InvalidInput(f"A picture of availability needs at least 2 rounds. Got {rounds}.")
     measured = measure_trace(trace, rounds, start=start, max_lag=min(50, rounds // 2))
     rows = np.unique(np.linspace(0, len(clients) - 1, min(len(clients), _MOST_ROWS)).astype(np.int64))
     raster = np.stack([trace.mask(start + step)[rows] for step in range(rounds)], axis=1)
 
-    figure = _new_figure(11, 6.4)
+    figure = new_figure(11, 6.4)
     grid = figure.add_gridspec(2, 2, height_ratios=(2, 1))
     _draw_raster(figure.add_subplot(grid[0, :]), raster, len(clients), start)
     _draw_histogram(figure.add_subplot(grid[1, 0]), trace, measured)
     _draw_autocorrelation(figure.add_subplot(grid[1, 1]), measured)
     summary = f"{len(clients):,} clients, {measured.rates.mean():.1%} available on average"
     if measured.empty_rounds:
-        summary += f", nobody in {measured.empty_rounds} of {rounds} rounds"
+        summary += f", no client in {measured.empty_rounds} of {rounds} rounds"
     figure.suptitle(f"{title}: {summary}" if title else summary)
     save_figure(figure, path, dpi=110)
     return measured
@@ -111,7 +95,7 @@ def _draw_autocorrelation(axes: Axes, measured: TraceStatistics) -> None:
 
 def draw_estimation_errors(errors: EstimationErrors, path: str | Path) -> Path:
     """Mean absolute error of pi and lambda against the rounds observed (CA-Fed, figure 4a); bars span the seeds."""
-    figure = _new_figure(6.2, 4.2)
+    figure = new_figure(6.2, 4.2)
     axes = figure.add_subplot()
     series = (
         ("λ, correlation", errors.correlation, _ORANGE, "s-"),
@@ -134,7 +118,7 @@ def draw_estimation_errors(errors: EstimationErrors, path: str | Path) -> Path:
 
 
 def example_clients(num_clients: int, seed: int = 0, num_labels: int = 10) -> Clients:
-    """A table to look at a mode with: log-normal sizes, two labels each, neighbours having neighbouring labels."""
+    """An example table: log-normal sizes, two labels per client, neighbouring labels for neighbouring clients."""
     if num_clients < 1:
         raise InvalidInput(f"There must be at least one client. Got {num_clients}.")
     sizes = 50 + stream(seed, 0, Purpose.PARTITION).lognormal(4, 1, num_clients).round()
@@ -155,7 +139,7 @@ def show_availability(
     parameters: Mapping[str, Any] | None = None,
     clients: Clients | None = None,
 ) -> TraceStatistics:
-    """Draw a process by its registry name, on the given table or an example one; returns the numbers drawn."""
+    """Draw a registered process on the given table or on an example; return the numbers drawn."""
     process = availability.get(name, **(parameters or {}))
     table = example_clients(num_clients, seed) if clients is None else clients
     return draw_availability(process.start(table, seed), table, rounds, path, title=name)

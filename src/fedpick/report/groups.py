@@ -1,0 +1,250 @@
+"""Groups of clients: the importance that a run gave each group, against the importance it should have given (CA-Fed).
+
+The store does not hold true availabilities. `groups_of` therefore rebuilds the availability process of a run from the
+stored settings, seed and client table, and groups the clients by it:
+
+- "availability": more available (pi_k of at least 1/2) or less available, and correlated (|lambda_k| above 0.1) or
+  weakly correlated, as in CA-Fed's population;
+- "cluster": the clusters of the process `clustered`.
+
+Everything else here comes from the stored rounds. Importance is the weight with which updates entered the model; its
+target is the client's share of the examples. "Excluded" clients are those that the policy reports (`excluded_mask`,
+ca-fed only), available or not. "Left out" clients were available and not chosen, under any policy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpick import availability
+from fedpick.core.arrays import FloatArray, IntArray
+from fedpick.core.errors import FedpickError, InvalidInput
+from fedpick.core.types import Clients
+from fedpick.experiments.input_files import refuse_changed_files
+from fedpick.experiments.store_read import Reader, Run
+from fedpick.report.analysis import Results
+from fedpick.theory.ca_fed import chi_square_divergence, total_variation
+
+__all__ = [
+    "EXCLUDED",
+    "GROUPINGS",
+    "GroupAccount",
+    "Groups",
+    "account_groups",
+    "accounts_of",
+    "find_groups",
+    "groups_of",
+]
+
+
+GROUPINGS = ("cluster", "availability")
+"""In order of preference."""
+EXCLUDED = "policy/excluded_mask"
+"""Name of the stored array in which a policy reports the clients it excludes."""
+_MOST_GROUPS = 20
+_CORRELATED = 0.1
+_NAMES = (
+    "less available, correlated",
+    "less available, weakly correlated",
+    "more available, correlated",
+    "more available, weakly correlated",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """The group of every client."""
+
+    by: str
+    """The grouping, one of GROUPINGS."""
+    names: tuple[str, ...]
+    """Of the groups that have clients, in order."""
+    member: IntArray
+    """(N,) position of the client's group in `names`."""
+    correlation: FloatArray
+    """(N,) lambda_k; orders the clients within a group."""
+
+    @property
+    def sizes(self) -> IntArray:
+        """(G,) clients in each group."""
+        return np.bincount(self.member, minlength=len(self.names)).astype(np.int64)
+
+    @property
+    def order(self) -> IntArray:
+        """(N,) the clients group by group; within a group by correlation, then by number."""
+        return np.lexsort((np.abs(self.correlation), self.member)).astype(np.int64)
+
+    def sums(self, values: NDArray[Any]) -> FloatArray:
+        """(G,) sum over the clients of each group."""
+        return np.bincount(self.member, weights=values, minlength=len(self.names)).astype(np.float64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GroupAccount:
+    """What the groups of one run should have had and what they got."""
+
+    groups: Groups
+    target: Mapping[str, float]
+    realized: Mapping[str, float]
+    """Shares of all weight; they sum to 1. Empty if no update entered the model."""
+    excluded: Mapping[str, tuple[float, float]]
+    """(share of its client-rounds excluded, share of rounds in which all of it was excluded).
+
+    Empty if the policy stores no `excluded_mask`: all but ca-fed, and ca-fed with too many clients.
+    """
+    left_out: Mapping[str, tuple[float, float]]
+    """(share of its available client-rounds not chosen, share of rounds with an available client but none chosen).
+
+    A group that was never available is missing.
+    """
+    cumulative: FloatArray
+    """(T, G) share of all weight that each group has had up to each round; NaN before the first weight."""
+    distance: FloatArray
+    """(T,) total variation between the target and the importance up to each round, over all clients; NaN likewise."""
+    chi_square: float | None
+    """Divergence over all clients at the end; infinite if a client with data never entered the model."""
+
+    @property
+    def total_variation(self) -> float | None:
+        """Distance at the end; None if no update entered the model."""
+        return float(self.distance[-1]) if self.realized else None
+
+
+def groups_of(store: Reader, run: Run, grouping: str) -> Groups:
+    """Group the clients of a run; the module describes the groupings."""
+    if grouping not in GROUPINGS:
+        raise InvalidInput(f"Clients are grouped by {' or '.join(sorted(GROUPINGS))}. Got {grouping!r}.")
+    found = _grouped(_rebuilt_trace(store, run), grouping)
+    if found is None:
+        name = run.settings["availability"]["name"]
+        raise InvalidInput(
+            f"The availability {name!r} has no clusters: only 'clustered' has. Group by availability instead."
+        )
+    return found
+
+
+def find_groups(store: Reader, run: Run, most: int = _MOST_GROUPS) -> Groups | None:
+    """Group by cluster if there are clusters, else by availability.
+
+    None if all clients are in one group, or if the process cannot be rebuilt: its file is missing or has changed, or
+    the process is not registered here.
+    """
+    try:
+        trace = _rebuilt_trace(store, run)
+        for grouping in GROUPINGS:
+            found = _grouped(trace, grouping)
+            if found is not None and 2 <= len(found.names) <= most:
+                return found
+    except (FedpickError, OSError):
+        pass
+    return None
+
+
+def _grouped(trace: availability.Trace, grouping: str) -> Groups | None:
+    if grouping == "cluster":
+        cluster: IntArray | None = getattr(trace, "cluster", None)
+        if cluster is None:
+            return None
+        width = len(str(cluster.max()))
+        known, member = np.unique(cluster, return_inverse=True)
+        names = tuple(f"cluster {number:0{width}d}" for number in known)
+    else:
+        # Sort codes, not strings: a million clients would need a million of them.
+        codes = 2 * (trace.availability >= 0.5) + (np.abs(trace.correlation) <= _CORRELATED)
+        known, member = np.unique(codes, return_inverse=True)
+        names = tuple(_NAMES[code] for code in known)
+    return Groups(grouping, names, member.astype(np.int64), np.asarray(trace.correlation, np.float64))
+
+
+def _rebuilt_trace(store: Reader, run: Run) -> availability.Trace:
+    """The availability of the run, from its settings, its seed and the sizes and labels of its clients."""
+    if run.federation_id is None:
+        raise InvalidInput(
+            f"The run of {run.label} with seed {run.seed} has not begun: it has no clients to group yet."
+        )
+    facts = store.federation(run.federation_id)
+    histogram = None if facts.label_histogram is None else facts.label_histogram.astype(np.float64)
+    clients = Clients(num_examples=facts.num_examples, label_histogram=histogram)
+    refuse_changed_files(run.manifest, run.settings, ["availability"])
+    options = {key: value for key, value in run.settings["availability"].items() if key != "history"}
+    seed = options.pop("seed", run.seed)
+    return availability.get(options.pop("name"), **options).start(clients, seed)
+
+
+def accounts_of(store: Reader, results: Results, grouping: str | None = None) -> dict[int, GroupAccount]:
+    """The account of every run that has begun, by run id. `grouping` None: see `find_groups`; runs may be missing."""
+    # Policies share the availability of a seed: rebuild it once.
+    known: dict[str, Groups | None] = {}
+    by = grouping
+    accounts = {}
+    for each in (each for policy in results.policies for each in policy.runs if len(each.rounds["round"])):
+        run = each.run
+        key = json.dumps([run.settings.get("availability"), run.seed, run.federation_id], sort_keys=True)
+        if key not in known:
+            known[key] = find_groups(store, run) if grouping is None else groups_of(store, run, grouping)
+        groups = known[key]
+        if groups is not None and groups.by == (by or groups.by):
+            by = groups.by
+            accounts[run.id] = account_groups(store, run, groups, limit=each.wanted)
+    return accounts
+
+
+def account_groups(store: Reader, run: Run, groups: Groups, limit: int | None = None) -> GroupAccount:
+    """The account of one run over its first `limit` rounds."""
+    if run.federation_id is None:
+        raise InvalidInput(f"The run of {run.label} with seed {run.seed} has not begun: it has no rounds yet.")
+    sizes = store.federation(run.federation_id).num_examples
+    target = sizes / sizes.sum()
+    count = len(groups.names)
+    weight = np.zeros(len(groups.member))
+    present, chosen, met, passed = np.zeros((4, count))
+    cumulative, distance = [], []
+    for row in store.selections(run.id, limit):
+        there, taken = groups.sums(row.available), np.bincount(groups.member[row.clients], minlength=count)
+        present += there
+        chosen += taken
+        met += there > 0
+        passed += (there > 0) & (taken == 0)
+        np.add.at(weight, row.clients, row.weights)
+        total = weight.sum()
+        cumulative.append(groups.sums(weight / total) if total > 0 else np.full(count, np.nan))
+        distance.append(total_variation(target, weight / total) if total > 0 else np.nan)
+    weighted = weight.sum() > 0
+    return GroupAccount(
+        groups=groups,
+        target=_by_name(groups, groups.sums(target)),
+        realized=_by_name(groups, cumulative[-1]) if weighted else {},
+        excluded=_excluded(store, run, groups, limit),
+        left_out={
+            name: (float(1 - chosen[place] / present[place]), float(passed[place] / met[place]))
+            for place, name in enumerate(groups.names)
+            if met[place] > 0
+        },
+        cumulative=np.array(cumulative, np.float64).reshape(len(cumulative), count),
+        distance=np.array(distance, np.float64),
+        chi_square=chi_square_divergence(target, weight / weight.sum()) if weighted else None,
+    )
+
+
+def _by_name(groups: Groups, values: FloatArray) -> dict[str, float]:
+    return {name: float(value) for name, value in zip(groups.names, values, strict=True)}
+
+
+def _excluded(store: Reader, run: Run, groups: Groups, limit: int | None) -> dict[str, tuple[float, float]]:
+    """See `GroupAccount.excluded`."""
+    sizes = groups.sizes
+    some, whole, count = np.zeros(len(sizes)), np.zeros(len(sizes)), 0
+    for _, mask in store.arrays(run.id, EXCLUDED, limit):
+        excluded = groups.sums(mask)
+        some += excluded / sizes
+        whole += excluded == sizes
+        count += 1
+    if count == 0:
+        return {}
+    return {name: (float(some[place] / count), float(whole[place] / count)) for place, name in enumerate(groups.names)}
