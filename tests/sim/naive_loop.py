@@ -11,7 +11,7 @@ from fedpick.core.rng import Purpose
 from fedpick.core.types import aggregation_weights
 from fedpick.data.types import Federation
 from fedpick.sim import hashing
-from fedpick.sim.jax_engine.training import batch_positions
+from fedpick.sim.batches import batch_positions
 
 
 def make_federation(

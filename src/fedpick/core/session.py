@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from fedpick.core.rng import Purpose, stream
 from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection
 from fedpick.core.validation import number, whole
 
-__all__ = ["SESSION_FILE", "Decision", "Session"]
+__all__ = ["SESSION_FILE", "Session"]
 
 Measure = Callable[[Probe], ArrayLike]
 
@@ -41,19 +41,6 @@ _SAVED_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "report_limit": (int, float),
     "state": dict,
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Decision:
-    """What was worked out for a round, and `tell` will commit."""
-
-    context: RoundContext
-    """What was known."""
-    before: Any
-    """The policy's state that it was made from."""
-    selection: Selection
-    state: Any
-    """The policy's state with this decision."""
 
 
 class Session:
@@ -100,7 +87,8 @@ class Session:
         self.provides = provides
         self.report_limit = number("Session", "report_limit", "(0, inf]", value=report_limit)
         self._state = policy.init(clients, stream(self.seed, 0, Purpose.INIT))
-        self._pending: Decision | None = None
+        self._pending: tuple[Selection, Any] | None = None
+        """The selection that was asked for last, and the state that `tell` commits with it."""
         self._saved_in: Path | None = None
 
     @property
@@ -122,59 +110,21 @@ class Session:
             budget: at most so many clients; None: everybody available.
             measure: answers a probe with one value (or vector) per probed client, NaN for no answer.
         """
-        context = self._context(self.round, available, budget)
-        probes = self._probes(self._state, context)
-        answers = [self._answer(probe, context, measure) for probe in probes]
-        if answers:
-            context = replace(context, measurements=tuple(measurement for measurement, _ in answers))
-        self._pending = self._decide(self._state, context, rejected=sum(count for _, count in answers))
-        return self._pending.selection
-
-    def foresee(
-        self, *, available: ArrayLike | None = None, budget: int | None = None, after: Decision | None = None
-    ) -> Decision | None:
-        """What `ask` will answer in the round after that decision (None: in this round); nothing is committed.
-
-        None where nobody can know yet: the policy learns from outcomes, or asks the clients before it chooses.
-        """
-        asks = any(not signal.startswith("clients.") for signal in self.policy.needs)
-        if asks or type(self.policy).observe is not Policy.observe:
-            return None
-        index, state = (self.round, self._state) if after is None else (after.context.index + 1, after.state)
-        context = self._context(index, available, budget)
-        return None if self._probes(state, context) else self._decide(state, context)
-
-    def take(self, decision: Decision) -> Selection:
-        """`ask`, answered by a decision that was foreseen; it must be of this round and this state."""
-        if not self.expects(decision):
-            raise OutOfOrder(
-                f"The decision was foreseen for round {decision.context.index}; the session is in round {self.round}, "
-                "or was changed since. Ask instead."
-            )
-        self._pending = decision
-        return decision.selection
-
-    def expects(self, decision: Decision) -> bool:
-        """Whether a decision that was foreseen is that of this round, made from what the policy knows now."""
-        context = decision.context
-        return context.index == self.round and context.clients is self.clients and decision.before is self._state
-
-    def _context(self, index: int, available: ArrayLike | None, budget: int | None) -> RoundContext:
         mask = np.ones(len(self.clients), dtype=bool) if available is None else np.asarray(available)
-        return RoundContext(
-            index=index,
+        context = RoundContext(
+            index=self.round,
             budget=int(np.count_nonzero(mask)) if budget is None else budget,
             available=mask,
             clients=self.clients,
         )
-
-    def _probes(self, state: Any, context: RoundContext) -> tuple[Probe, ...]:
-        if type(self.policy).probe is Policy.probe:
-            return ()
-        return self.policy.probe(state, context, stream(self.seed, context.index, Purpose.PROBE))
-
-    def _decide(self, before: Any, context: RoundContext, rejected: int = 0) -> Decision:
-        selection, state = self.policy.select(before, context, stream(self.seed, context.index, Purpose.SELECT))
+        rejected = 0
+        # A stream of random numbers costs as much as a small decision: made only for a policy that probes.
+        if type(self.policy).probe is not Policy.probe:
+            probes = self.policy.probe(self._state, context, stream(self.seed, self.round, Purpose.PROBE))
+            answers = [self._answer(probe, context, measure) for probe in probes]
+            context = replace(context, measurements=tuple(measurement for measurement, _ in answers))
+            rejected = sum(count for _, count in answers)
+        selection, state = self.policy.select(self._state, context, stream(self.seed, self.round, Purpose.SELECT))
         _check_selection(selection, context, self.policy)
         notes: dict[str, Any] = {}
         if not context.available.any():
@@ -183,7 +133,8 @@ class Session:
             notes["rejected_reports"] = rejected
         if notes:
             selection = replace(selection, diagnostics={**selection.diagnostics, **notes})
-        return Decision(context, before, selection, state)
+        self._pending = selection, state
+        return selection
 
     def _answer(self, probe: Probe, context: RoundContext, measure: Measure | None) -> tuple[Measurement, int]:
         asked = probe.clients if probe.trial is None else np.concatenate([probe.clients, probe.trial.clients])
@@ -217,9 +168,9 @@ class Session:
             )
         if outcome.index != self.round:
             raise InvalidInput(f"The outcome is of round {outcome.index}, but round {self.round} is being told.")
-        outcome = _in_order_of(self._pending.selection.clients, outcome)
-        outcome, rejected = clean_outcome(outcome, self.report_limit)
-        self._state = self.policy.observe(self._pending.state, outcome)
+        selection, state = self._pending
+        outcome, rejected = clean_outcome(_in_order_of(selection.clients, outcome), self.report_limit)
+        self._state = self.policy.observe(state, outcome)
         self._pending = None
         self.round += 1
         return {"rejected_reports": rejected} if rejected else {}

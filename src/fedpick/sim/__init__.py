@@ -5,12 +5,11 @@ Importing this package does not import JAX; building a `Simulator` does.
 
 from __future__ import annotations
 
+from fedpick.core.record import Counters, RoundRecord, Timings
 from fedpick.sim import tasks
-from fedpick.sim.accounts import Counters, Timings
 from fedpick.sim.faults import Faults
-from fedpick.sim.jax_engine.training import LearningRate, LocalTraining
-from fedpick.sim.loop import RoundRecord, simulate
-from fedpick.sim.server import ServerStep
+from fedpick.sim.loop import simulate
+from fedpick.sim.settings import LearningRate, LocalTraining, ServerStep
 from fedpick.sim.simulator import Simulator
 from fedpick.sim.tasks import Task
 

@@ -1,10 +1,9 @@
-"""All clients' examples, flat, on the device; and which rows are whose."""
+"""The examples of all clients in flat arrays, and which rows belong to which client."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,18 +11,18 @@ from numpy.typing import NDArray
 
 from fedpick.core.errors import InvalidInput
 from fedpick.data.types import Federation, Part
-from fedpick.sim.tasks import Task
 
-__all__ = ["Rows", "aligned", "frozen", "segment_means", "shaped"]
-
-Array = Any
+__all__ = ["Examples", "aligned", "frozen", "segment_means"]
 
 _ALIGNMENT = 64
 _ROWS_AT_ONCE = 65536
 
 
-class Rows:
-    """Examples in client order: client k's rows are contiguous, first those it trains on."""
+class Examples:
+    """The examples of all clients in one flat array: client k's rows are contiguous, first those it trains on.
+
+    All arrays are aligned and read-only, so that JAX on a CPU uses their memory instead of a copy.
+    """
 
     def __init__(self, federation: Federation) -> None:
         order = federation.indices
@@ -31,20 +30,24 @@ class Rows:
         if len(order) >= 2**31:
             raise InvalidInput(f"The simulator takes fewer than 2**31 examples. Got {len(order)}.")
         self.shape: tuple[int, ...] = federation.x.shape[1:]
-        # Normalised once and kept as float32: undoing uint8 in every batch was measured to be slower.
-        self.x = _on_device(_normalized(federation, federation.x, None if packed else order))
-        self.y = _on_device(federation.y if packed else frozen(federation.y[order]))
-        self.test_x = _on_device(_normalized(federation, federation.test_x, None))
-        self.test_y = _on_device(federation.test_y)
-        self.num_rows = len(order)
+        # Normalised once and kept as float32: normalising uint8 in every batch was measured to be slower.
+        self.x = _shareable(_normalized(federation, federation.x, None if packed else order))
+        self.y = _shareable(federation.y if packed else frozen(federation.y[order]))
+        self.test_x = _shareable(_normalized(federation, federation.test_x, None))
+        self.test_y = _shareable(federation.test_y)
         self.ranges: dict[Part, tuple[NDArray[np.int64], NDArray[np.int64]]] = {
             part: federation.ranges(part) for part in ("all", "train", "validation", "test")
         }
         self.starts = self.ranges["train"][0].astype(np.int32)
         self.sizes = federation.train_sizes.astype(np.int64)
 
+    def has(self, part: Part) -> bool:
+        """Whether any client has data of this part."""
+        first, last = self.ranges[part]
+        return bool((last > first).any())
+
     def of(self, clients: NDArray[np.int64], part: Part) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The rows of some clients one after another, and (d + 1,) where each client's begin."""
+        """Return the rows of these clients one after another, and (d + 1,) where each client's begin."""
         first, last = (edge[clients] for edge in self.ranges[part])
         sizes = last - first
         bounds = np.concatenate([[0], np.cumsum(sizes)])
@@ -53,7 +56,7 @@ class Rows:
 
 
 def aligned(shape: Sequence[int], dtype: Any) -> NDArray[Any]:
-    """An empty array that begins where JAX wants it to: on a CPU it can then be used as it is, instead of copied."""
+    """Allocate an array aligned as JAX wants it: on a CPU JAX then uses its memory instead of a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % _ALIGNMENT
@@ -62,7 +65,7 @@ def aligned(shape: Sequence[int], dtype: Any) -> NDArray[Any]:
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """The array, with its memory made read-only; so JAX may share it."""
+    """Make the memory of an array read-only, so that JAX may share it."""
     owner: Any = array
     while isinstance(owner, np.ndarray):
         owner.flags.writeable = False
@@ -71,7 +74,7 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _is_frozen(array: NDArray[Any]) -> bool:
-    """Whether nobody can write to the memory of the array through numpy."""
+    """Whether the memory of the array cannot be written through NumPy."""
     owner: Any = array
     while isinstance(owner, np.ndarray):
         if owner.flags.writeable:
@@ -80,20 +83,17 @@ def _is_frozen(array: NDArray[Any]) -> bool:
     return owner is None
 
 
-def _on_device(array: NDArray[Any]) -> Array:
-    """On a CPU the same memory, if it is aligned and frozen; otherwise a copy."""
-    import jax
-
-    if not _is_frozen(array):
-        # JAX shares whatever is aligned, also what the caller may still write to.
-        copy = aligned(array.shape, array.dtype)
-        copy[...] = array
-        array = frozen(copy)
-    return jax.device_put(array)
+def _shareable(array: NDArray[Any]) -> NDArray[Any]:
+    """Return the array if it is read-only, otherwise an aligned read-only copy: the caller may still write to it."""
+    if _is_frozen(array):
+        return array
+    copy = aligned(array.shape, array.dtype)
+    copy[...] = array
+    return frozen(copy)
 
 
 def _normalized(federation: Federation, x: NDArray[Any], order: NDArray[np.integer[Any]] | None) -> NDArray[np.float32]:
-    """Rows of x as a model wants them, flat; what is so already is not copied, for it may fill most of the memory."""
+    """Normalise and flatten rows of x. Data that need no change are not copied: they may fill most of the memory."""
     as_it_is = federation.scale == 1.0 and not federation.mean.any() and (federation.std == 1.0).all()
     if as_it_is and order is None and x.dtype == np.float32:
         return _flat(x)
@@ -108,37 +108,6 @@ def _normalized(federation: Federation, x: NDArray[Any], order: NDArray[np.integ
 
 def _flat(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return x.reshape(len(x), math.prod(x.shape[1:]))
-
-
-def shaped(task: Task, shape: tuple[int, ...]) -> Task:
-    """The task for flat rows: they take their shape back on arrival, and its answers must be one per example."""
-
-    def back(x: Array) -> Array:
-        return x.reshape(x.shape[0], *shape)
-
-    def loss(params: Array, x: Array, y: Array, key: Array, train: bool) -> Array:
-        values = task.per_example_loss(params, back(x), y, key, train)
-        _check_answers(task, "per_example_loss", values, len(x), "number", "Do not take their mean or sum.")
-        return values
-
-    def correct(params: Array, x: Array, y: Array) -> Array:
-        values = task.correct(params, back(x), y)
-        _check_answers(task, "correct", values, len(x), "truth value", "Compare the predictions with y.")
-        return values
-
-    return replace(task, per_example_loss=loss, correct=correct)
-
-
-def _check_answers(task: Task, name: str, values: Array, count: int, kind: str, advice: str) -> None:
-    """Looks at shape and type alone, which are known when a program is compiled: nothing is done while it runs."""
-    import jax.numpy as jnp
-
-    dtype, shape = jnp.result_type(values), jnp.shape(values)
-    if shape != (count,) or not jnp.issubdtype(dtype, jnp.floating if kind == "number" else jnp.bool_):
-        raise InvalidInput(
-            f"{name} of the task {task.name!r} must give one {kind} per example, {count} for {count} of them. "
-            f"Got {dtype} of shape {shape}. {advice}"
-        )
 
 
 def segment_means(

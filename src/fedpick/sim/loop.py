@@ -1,76 +1,51 @@
-"""The loop: ask the session, train, tell it, look at the model, and hand out one record per round."""
+"""The loop: ask the session, train, tell it the outcome, evaluate, and yield one record per round."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from fedpick.availability.process import AvailabilityProcess
-from fedpick.core.arrays import BoolArray, FloatArray
+from fedpick.availability.process import AvailabilityProcess, Trace
 from fedpick.core.errors import InvalidInput, OutOfOrder
-from fedpick.core.policy import Signal
+from fedpick.core.policy import Policy, Signal
+from fedpick.core.record import RoundRecord, Timings
 from fedpick.core.session import Session
+from fedpick.core.arrays import BoolArray, FloatArray
 from fedpick.core.types import Outcome, Selection, aggregation_weights
-from fedpick.sim.accounts import Counters, Timings
-from fedpick.sim.ahead import Ahead, Done
 from fedpick.sim.simulator import Simulator
 
-__all__ = ["RoundRecord", "simulate"]
+__all__ = ["simulate"]
+
+_REPORTS = {Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.DURATION, Signal.UPDATE_NORM}
 
 
 class Masks(Protocol):
-    """Who can be reached: `fedpick.availability` traces have this shape."""
+    """Who can be reached in each round, such as a trace of `fedpick.availability`."""
 
     def mask(self, round: int) -> BoolArray:
         """(N,) who is available in this round."""
         ...
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RoundRecord:
-    """What happened in one round. All but `timings` is the same on every run of the same setting on one machine."""
-
-    index: int
-    selection: Selection
-    outcome: Outcome
-    weights: FloatArray
-    """(k,) with which each update entered the model; 0 for those that did not."""
-    available: BoolArray | None
-    """(N,) the mask; None: everybody."""
-    num_available: int
-    test_loss: float | None
-    """After the round, on the central test set; None when not evaluated in this round."""
-    test_accuracy: float | None
-    losses: FloatArray | None
-    """(N,) everybody's loss after the round; None when not measured."""
-    objective: float | None
-    """Their mean weighted by importance: the global objective."""
-    local_accuracy: float | None
-    """Mean accuracy on the clients' own test data, weighted by importance; None when not measured."""
-    counters: Counters
-    """Communication since the start of the run."""
-    timings: Timings
-    """Seconds spent in this round."""
-
-    @property
-    def skipped(self) -> bool:
-        """Nobody was selected."""
-        return len(self.selection.clients) == 0
-
-
-class Intervals(NamedTuple):
-    """Every how many rounds something is looked at; None: never."""
+@dataclass(frozen=True)
+class _Schedule:
+    """Every how many rounds something is measured; None: never."""
 
     evaluate_every: int | None
     losses_every: int | None
     local_accuracy_every: int | None
+    validation_every: int | None
     last: int | None
-    """All of them after so many rounds as well."""
+    """Everything is also measured after this number of rounds."""
+
+    def due(self, every: int | None, index: int) -> bool:
+        """Whether something is measured after round `index`."""
+        return every is not None and ((index + 1) % every == 0 or index + 1 == self.last)
 
 
 def simulate(
@@ -83,40 +58,49 @@ def simulate(
     evaluate_every: int | None = 1,
     losses_every: int | None = None,
     local_accuracy_every: int | None = None,
-    also_the_last: bool = True,
+    validation_every: int | None = None,
+    evaluate_last: bool = True,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> Iterator[RoundRecord]:
-    """Run until `rounds` rounds are done, one record each; a session and a simulator that were loaded go on.
+    """Run until `rounds` rounds are done and yield one record each. A session and a simulator that were loaded go on.
 
     Args:
         simulator: trains and measures.
         session: decides. It must be in the same round as the simulator.
-        rounds: total, those before a resume included.
-        budget: at most so many clients per round; None: everybody available.
-        availability: who can be reached in each round: a trace, `process.start(simulator.clients, seed)`; None:
-            everybody. A round in which nobody can is asked and told like any other, with an empty selection.
-        evaluate_every: test accuracy after every so many rounds; None: never. It is NaN for a federation without a test
-            set.
-        losses_every: the losses of everybody, likewise.
-        local_accuracy_every: the accuracy on the clients' own test data, likewise; refused where nobody has any.
-        also_the_last: look at all of these after the last round as well.
+        rounds: in total, including those before a resume.
+        budget: at most this many clients per round; None: all available clients.
+        availability: who can be reached in each round: a trace, `process.start(simulator.clients, seed)`; None: all. A
+            round in which no client is available is asked and told like any other, with an empty selection.
+        evaluate_every: measure the test accuracy every this many rounds; None: never. It is NaN for a federation
+            without a test set.
+        losses_every: measure the losses of all clients, likewise.
+        local_accuracy_every: measure the accuracy on the clients' own test data, likewise; raises if there are none.
+        validation_every: measure loss and accuracy on the clients' validation data, likewise.
+        evaluate_last: also measure all of these after the final round.
         on_round: called with every record before it is yielded.
     """
-    intervals = Intervals(evaluate_every, losses_every, local_accuracy_every, rounds if also_the_last else None)
-    _check(simulator, session, availability, intervals)
-    return _rounds(simulator, session, rounds, budget, availability, intervals, on_round)
+    schedule = _Schedule(
+        evaluate_every, losses_every, local_accuracy_every, validation_every, rounds if evaluate_last else None
+    )
+    _check(simulator, session, availability, schedule)
+    return _rounds(simulator, session, rounds, budget, availability, schedule, on_round)
 
 
-def _check(simulator: Simulator, session: Session, availability: Any, intervals: Intervals) -> None:
-    """Refuse at the call what would fail, or measure nothing, in some round."""
-    for name, every in intervals._asdict().items():
-        if name != "last" and every is not None and every < 1:
+def _check(simulator: Simulator, session: Session, availability: Any, schedule: _Schedule) -> None:
+    """Raise at the call what would otherwise fail, or measure nothing, in some round."""
+    for name in ("evaluate_every", "losses_every", "local_accuracy_every", "validation_every"):
+        every = getattr(schedule, name)
+        if every is not None and every < 1:
             raise InvalidInput(f"{name} must be None or at least 1. Got {every}.")
-    first, last = simulator.rows.ranges["test"]
-    if intervals.local_accuracy_every is not None and not (last > first).any():
+    if schedule.local_accuracy_every is not None and not simulator.examples.has("test"):
         raise InvalidInput(
             "local_accuracy_every needs local test data, and no client has any. Deal the data with a share for it, "
             "such as data.partition(..., split=(0.8, 0.0, 0.2)), or leave local_accuracy_every out."
+        )
+    if schedule.validation_every is not None and not simulator.examples.has("validation"):
+        raise InvalidInput(
+            "validation_every needs validation data: set holdout = 0.2 in [partition], or a split with a share for "
+            "validation."
         )
     if isinstance(availability, AvailabilityProcess):
         raise InvalidInput(
@@ -125,7 +109,7 @@ def _check(simulator: Simulator, session: Session, availability: Any, intervals:
         )
     if availability is not None and not callable(getattr(availability, "mask", None)):
         raise InvalidInput(
-            "availability must be None or something that has a mask(round), such as a trace of fedpick.availability. "
+            "availability must be None or have a method mask(round), such as a trace of fedpick.availability. "
             f"Got {type(availability).__name__}."
         )
     if len(session.clients) != len(simulator.clients):
@@ -146,75 +130,80 @@ def _rounds(
     rounds: int,
     budget: int | None,
     availability: Masks | None,
-    intervals: Intervals,
+    schedule: _Schedule,
     on_round: Callable[[RoundRecord], None] | None,
 ) -> Iterator[RoundRecord]:
-    report = session.policy.needs & {Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.DURATION, Signal.UPDATE_NORM}
-
-    def due(every: int | None, index: int) -> bool:
-        return every is not None and ((index + 1) % every == 0 or index + 1 == intervals.last)
-
-    ahead = Ahead(
-        simulator,
-        session,
-        rounds=rounds,
-        budget=budget,
-        availability=availability,
-        evaluated=partial(due, intervals.evaluate_every),
-    )
+    report = session.policy.needs & _REPORTS
+    # Masks of another type may depend on what happened before: they are asked for in their round.
+    foreseeable = _decides_alone(session.policy) and (availability is None or isinstance(availability, Trace))
+    ahead = copy(session)
     while simulator.round < rounds:
         index, before = simulator.round, simulator.timings
-        done = ahead.next() or _one_round(simulator, session, availability, budget, report)
-        losses, local = due(intervals.losses_every, index), due(intervals.local_accuracy_every, index)
-        if losses or local:
-            ahead.settle()
-        evaluate = due(intervals.evaluate_every, index)
-        looks = _look(simulator, done.evaluation, evaluate=evaluate, losses=losses, local_accuracy=local)
+        if foreseeable:
+            if ahead.round != index + simulator.num_prepared:
+                ahead = copy(session)  # prepared rounds were dropped
+            first = ahead.round
+            coming = _foresee(ahead, availability, budget, min(simulator.num_preparable, rounds - first))
+            if coming:
+                due = [schedule.due(schedule.evaluate_every, first + step) for step in range(len(coming))]
+                simulator.prepare(coming, due)
+        mask = None if availability is None else availability.mask(index)
+        start, measuring = time.perf_counter(), simulator.timings.measure
+        selection = session.ask(available=mask, budget=budget, measure=simulator.measure)
+        deciding = time.perf_counter() - start - (simulator.timings.measure - measuring)
+        outcome = simulator.train(selection, report=report)
+        start = time.perf_counter()
+        session.tell(outcome)
+        deciding += time.perf_counter() - start
+        measured = _measure(simulator, schedule, index)
         record = RoundRecord(
             index=index,
-            selection=done.selection,
-            outcome=done.outcome,
-            weights=aggregation_weights(done.selection, done.outcome.completed, simulator.clients),
-            available=done.mask,
-            num_available=len(session.clients) if done.mask is None else int(np.count_nonzero(done.mask)),
+            selection=selection,
+            outcome=outcome,
+            weights=aggregation_weights(selection, outcome.completed, simulator.clients),
+            available=np.ones(len(session.clients), bool) if mask is None else mask,
             counters=simulator.counters,
-            timings=simulator.timings.since(before),
-            **looks,
+            seconds=simulator.timings.since(before).plus(Timings(select=deciding)),
+            **measured,
         )
         if on_round is not None:
             on_round(record)
         yield record
 
 
-def _one_round(
-    simulator: Simulator, session: Session, availability: Masks | None, budget: int | None, report: frozenset[Signal]
-) -> Done:
-    mask = None if availability is None else availability.mask(simulator.round)
-    start, measured = time.perf_counter(), simulator.timings.measure
-    selection = session.ask(available=mask, budget=budget, measure=simulator.measure)
-    thinking = time.perf_counter() - start - (simulator.timings.measure - measured)
-    outcome = simulator.train(selection, report=report)
-    start = time.perf_counter()
-    session.tell(outcome)
-    thinking += time.perf_counter() - start
-    simulator.timings = simulator.timings.plus(Timings(select=thinking))
-    return Done(selection, outcome, mask)
+def _decides_alone(policy: Policy[Any]) -> bool:
+    """Whether the policy neither learns from outcomes nor asks the clients, so that its decisions can be foreseen."""
+    asks = any(not signal.startswith("clients.") for signal in policy.needs)
+    return not asks and type(policy).observe is Policy.observe
 
 
-def _look(
-    simulator: Simulator,
-    evaluation: tuple[float, float] | None,
-    *,
-    evaluate: bool,
-    losses: bool,
-    local_accuracy: bool,
-) -> dict[str, Any]:
-    test_loss, test_accuracy = evaluation or (simulator.evaluate() if evaluate else (None, None))
-    everybody = simulator.client_losses() if losses else None
-    return {
-        "test_loss": test_loss,
-        "test_accuracy": test_accuracy,
-        "losses": everybody,
-        "objective": None if everybody is None else simulator.weighted(everybody),
-        "local_accuracy": simulator.weighted(simulator.evaluate_clients()[1]) if local_accuracy else None,
-    }
+def _foresee(ahead: Session, availability: Masks | None, budget: int | None, count: int) -> list[Selection]:
+    """The next selections of a copy of the session, which runs ahead of it. (States are values: nothing is shared.)"""
+    selections: list[Selection] = []
+    try:
+        while len(selections) < count:
+            mask = None if availability is None else availability.mask(ahead.round)
+            chosen = ahead.ask(available=mask, budget=budget)
+            nobody = np.zeros(len(chosen.clients), bool)
+            ahead.tell(Outcome(index=ahead.round, clients=chosen.clients, completed=nobody))
+            selections.append(chosen)
+    except Exception:  # raised again when the session itself is asked, after the records of the rounds before
+        pass
+    return selections
+
+
+def _measure(simulator: Simulator, schedule: _Schedule, index: int) -> dict[str, Any]:
+    """Everything that is measured for the record of round `index`."""
+    measured: dict[str, Any] = {}
+    evaluation: dict[str, FloatArray] = {}
+    if schedule.due(schedule.evaluate_every, index):
+        measured["test_loss"], measured["test_accuracy"] = simulator.evaluate()
+    if schedule.due(schedule.validation_every, index):
+        means = simulator.evaluate_clients("validation")
+        evaluation["validation"] = np.array([simulator.weighted(values) for values in means])
+    if schedule.due(schedule.losses_every, index):
+        evaluation["losses"] = simulator.client_losses()
+        measured["objective"] = simulator.weighted(evaluation["losses"])
+    if schedule.due(schedule.local_accuracy_every, index):
+        measured["local_accuracy"] = simulator.weighted(simulator.evaluate_clients()[1])
+    return {**measured, "evaluation": evaluation}

@@ -1,54 +1,65 @@
 """The simulator: a federation, a task, local training and a server step, with the model as explicit state.
 
-It knows nothing of policies: `train` takes a `Selection` and gives an `Outcome`, `measure` answers a `Probe`.
+It knows nothing of policies: `train` takes a `Selection` and returns an `Outcome`, `measure` answers a `Probe`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.arrays import FloatArray
-from fedpick.core.errors import InvalidInput, MissingSignal, OutOfOrder
+from fedpick.core import checkpoint
+from fedpick.core.errors import InvalidInput, MissingSignal, OutOfOrder, StateFileError
 from fedpick.core.policy import Signal
+from fedpick.core.record import Counters, Timings
 from fedpick.core.rng import Purpose
-from fedpick.core.types import Clients, Outcome, Probe, Selection
+from fedpick.core.writing import write_atomically
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
+from fedpick.core.types import Clients, Outcome, Probe, Selection, aggregation_weights
 from fedpick.data.types import Federation, Part
 from fedpick.sim import hashing, tasks
-from fedpick.sim.accounts import Counters, Timings
-from fedpick.sim.checkpoint import read_checkpoint, write_checkpoint
-from fedpick.sim.examples import Rows, segment_means
-from fedpick.sim.faults import Faults
-from fedpick.sim.jax_engine.setup import default_shards, on_cpu, require_jax
-from fedpick.sim.jax_engine.training import LocalTraining
-from fedpick.sim.plan import Plan, Work, plan_round, round_key
-from fedpick.sim.server import ServerStep
+from fedpick.sim.engine import Engine, Params, Rounds, Trained, Work
+from fedpick.sim.examples import Examples, segment_means
+from fedpick.sim.faults import FaultDraw, Faults
+from fedpick.sim.jax_engine.setup import require_jax
+from fedpick.sim.settings import LocalTraining, ServerStep, SimulatorSettings
 from fedpick.sim.tasks import Task
 
 __all__ = ["Simulator"]
 
-Params = Any
+_NUMBERS = {Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS}
+"""Reports that a client sends as a number of its own."""
 
-HEAVY = 5_000
-"""Models with more parameters than this are worth a thread on every core."""
-SMALL_GROUP = 16
-"""Clients of a small model trained as one batch on a GPU."""
-SMALL_GROUP_CPU = 10
-"""The same on a CPU, if all take equally many steps: most cohorts are a multiple of ten, and a batch fills up with
-nobody. Otherwise one after another there: a batch waits for the client with the most steps."""
+
+class _Plan(NamedTuple):
+    """One round before anybody trains: the selection, what goes wrong, and what is left to train."""
+
+    selection: Selection
+    faults: FaultDraw
+    expected: BoolArray
+    """(k,) which of the selected clients answer in time."""
+    work: Work
+
+
+class _Prepared(NamedTuple):
+    """A round started ahead of its turn; see `Simulator.prepare`."""
+
+    work: Work
+    rounds: Rounds
+    step: int
+    """Of this round among `rounds`."""
 
 
 class Simulator:
     """A federation at work. The state is `params`, `velocity` (server momentum), `round` and `counters`.
-
-    `fuses` says whether several rounds may be one program; `simulate` does that where nobody decides in between.
 
     Args:
         federation: the clients' data.
@@ -56,15 +67,12 @@ class Simulator:
         local: what a chosen client does.
         server: what the server does with the updates.
         seed: of the initial model, the mini-batches, the measurements and the faults.
-        clients: the table policies see; by default `federation.clients()`.
+        clients: the table that policies see; by default `federation.clients()`.
         faults: what goes wrong; None: nothing.
-        losses_on: which part of the local data losses are measured on: "train", "validation", "test" or "all".
-        shards: into how many pieces a cohort is cut, each trained by its own thread. Part of the setting: another
-            number adds the updates up in another order. A cohort that fits into one group is not cut. None: one per
-            core on a CPU, but one for a small model, of which several runs fit side by side; else one.
-        group: clients per batched program; a smaller cohort is trained one after another on a CPU. None: more than one
-            for a small model, on a CPU only if all clients take equally many steps (LocalTraining.steps).
-        sketch: length of the sketch with which UPDATE probes answer; None: the whole update.
+        losses_on: the part of the local data on which losses are measured: "train", "validation", "test" or "all".
+        shards: pieces of a cohort that train in parallel; None: chosen by the engine.
+        group: clients per batched program; None: chosen by the engine.
+        sketch: length of the sketch that answers an UPDATE probe; None: the whole update.
         noise_examples: common Gaussian inputs on which OUTPUTS probes are answered.
     """
 
@@ -84,54 +92,46 @@ class Simulator:
         sketch: int | None = None,
         noise_examples: int = 128,
     ) -> None:
-        jax = require_jax()
-        from fedpick.sim.jax_engine.engine import Programs
+        require_jax()
+        from fedpick.sim.jax_engine.engine import JaxEngine
 
         if isinstance(task, str):
             task = tasks.get(task, input_shape=federation.x.shape[1:], num_classes=federation.num_classes)
-        for name, value in (("shards", shards), ("group", group), ("sketch", sketch)):
-            if value is not None and value < 1:
-                raise InvalidInput(f"Simulator's {name} must be at least 1. Got {value}.")
-        if losses_on not in ("train", "validation", "test", "all"):
-            raise InvalidInput(f"losses_on is one of train, validation, test, all. Got {losses_on!r}.")
-        self.federation = federation
+        SimulatorSettings(
+            losses_on=losses_on, shards=shards, group=group, sketch=sketch, noise_examples=noise_examples
+        )  # validates them
         self.clients = federation.clients() if clients is None else clients
         if len(self.clients) != federation.num_clients:
             raise InvalidInput(f"There are {federation.num_clients} clients with data and {len(self.clients)} rows.")
+        self.federation, self.examples = federation, Examples(federation)
+        if not self.examples.has(losses_on):
+            raise InvalidInput(f"No client has {losses_on} data to measure losses on. Choose another losses_on.")
         self.task, self.local, self.server = task, local, server or ServerStep()
-        self.seed, self.faults, self.losses_on, self.sketch = seed, faults, losses_on, sketch
-        self.noise_examples = noise_examples
-        self.rows = Rows(federation)
-        if not (self.rows.ranges[losses_on][1] > self.rows.ranges[losses_on][0]).any():
-            raise InvalidInput(f"Nobody has {losses_on} data to measure losses on. Choose another losses_on.")
-        self.params: Params = self.initial_params()
-        leaves = jax.tree.leaves(self.params)
-        self.num_parameters = sum(int(leaf.size) for leaf in leaves)
-        self.model_bytes = sum(int(leaf.nbytes) for leaf in leaves)
-        heavy = self.num_parameters > HEAVY
-        self.group = group or task.group or _default_group(heavy, equal_steps=local.steps is not None)
-        self.shards = shards or (default_shards() if heavy else 1)
-        self.fuses = self.shards == 1 and not heavy
-        self.velocity: Params = jax.tree.map(jax.numpy.zeros_like, self.params) if self.server.momentum else ()
+        self.seed, self.faults, self.losses_on = seed, faults, losses_on
+        self.sketch, self.noise_examples = sketch, noise_examples
+        self.engine: Engine = JaxEngine(task, self.examples, local, self.server, seed=seed, shards=shards, group=group)
+        self.params, self.velocity = self.engine.init()
         self.round = 0
         self.counters = Counters()
         self.timings = Timings()
-        self.programs = Programs(task, local, self.server, self.rows, self.shards, self.group)
-        self._sent = np.full(len(self.clients), -1, np.int64)
+        self._model_received = np.full(len(self.clients), -1, np.int64)
+        self._prepared: deque[_Prepared] = deque()
+        self._prepared_from: list[Any] = []
+        self._evaluated: tuple[list[Any], tuple[float, float]] | None = None
 
     @property
     def provides(self) -> frozenset[Signal]:
-        """The signals this simulator can deliver, for `Session(..., provides=...)`."""
+        """The signals that this simulator delivers, for `Session(..., provides=...)`."""
         given = {
-            Signal.LOSS,
-            Signal.TRIAL,
-            Signal.UPDATE,
-            Signal.OUTCOME_LOSS,
-            Signal.TRAIN_LOSS,
-            Signal.DURATION,
-            Signal.UPDATE_NORM,
+            *(Signal.LOSS, Signal.TRIAL, Signal.UPDATE),
+            *(Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.DURATION, Signal.UPDATE_NORM),
         }
         return frozenset(given | {Signal.OUTPUTS} if self.task.outputs else given)
+
+    @property
+    def model_bytes(self) -> int:
+        """Size of one model."""
+        return self.engine.model_bytes
 
     def settings(self) -> dict[str, Any]:
         """Everything that decides the numbers, as plain values."""
@@ -142,19 +142,10 @@ class Simulator:
             "faults": None if self.faults is None else asdict(self.faults),
             "seed": self.seed,
             "losses_on": self.losses_on,
-            "shards": self.shards,
-            "group": self.group,
             "sketch": self.sketch,
             "noise_examples": self.noise_examples,
-            "backend": require_jax().default_backend(),
+            **self.engine.facts,
         }
-
-    def initial_params(self) -> Params:
-        """The model every run with this seed starts from."""
-        jax = require_jax()
-        words = np.concatenate(hashing.key_from(self.seed, int(Purpose.MODEL)))
-        key = jax.random.wrap_key_data(jax.numpy.asarray(words), impl="threefry2x32")
-        return jax.jit(self.task.init)(key)
 
     # Training
 
@@ -163,70 +154,139 @@ class Simulator:
     ) -> Outcome:
         """Train the selected clients, take the server step and go to the next round.
 
-        `report`: OUTCOME_LOSS costs a pass over the cohort's data, so it is measured only when asked for here; it and
-        TRAIN_LOSS count as a number sent. The rest of the outcome costs nothing and is always there.
+        `report` names the signals to report. OUTCOME_LOSS costs a pass over the cohort's data, so it is measured only
+        if it is named; it and TRAIN_LOSS count as a number sent. The other fields cost nothing and are always filled.
         """
         if round is not None and round != self.round:
             raise OutOfOrder(f"The simulator is in round {self.round}; it was asked to train round {round}.")
         with self._clock("train"):
-            plan = self.plan(selection, self.round)
+            plan = self._plan(selection, self.round)
             loss = np.full(len(selection.clients), np.nan)
             if Signal.OUTCOME_LOSS in report and plan.expected.any():
                 loss[plan.expected] = self._losses(self.params, plan.work.clients)
-            return self.commit(plan, *self._train(plan.work), loss=loss, report=report)
+            trained = self._take_prepared(plan) or self._train(plan)
+            return self._commit(plan, trained, loss, report)
 
-    def plan(self, selection: Selection, round: int, faults: bool = True) -> Plan:
-        """What training this selection in some round means; nobody trains yet."""
-        return plan_round(
-            selection,
-            round,
-            clients=self.clients,
-            sizes=self.rows.sizes,
-            local=self.local,
-            server=self.server,
-            faults=self.faults if faults else None,
-            seed=self.seed,
+    def _plan(self, selection: Selection, round: int, faults: bool = True) -> _Plan:
+        """Decide what training this selection in this round means; nobody trains yet."""
+        chosen = selection.clients
+        if self.faults is None or not faults:
+            nobody = np.zeros(len(chosen), bool)
+            draw = FaultDraw(nobody, nobody, nobody, np.full(len(chosen), np.nan))
+        else:
+            sizes = self.examples.sizes[chosen]
+            batch = np.minimum(sizes, self.local.batch_size or sizes.max(initial=0))
+            draw = self.faults.draw(self.seed, round, chosen, self.local.num_steps(sizes) * batch)
+        expected = ~(draw.dropped | draw.late)
+        work = self._work(round, chosen[expected], poisoned=draw.poisoned[expected])
+        weights = aggregation_weights(selection, expected & ~draw.poisoned, self.clients)[expected]
+        return _Plan(selection, draw, expected, work._replace(weights=weights))
+
+    def _work(self, round: int, clients: IntArray, poisoned: BoolArray) -> Work:
+        return Work(
+            key=hashing.key_from(self.seed, int(Purpose.BATCHES), round),
+            clients=clients,
+            weights=np.zeros(len(clients)),
+            poisoned=poisoned,
+            lr=self.local.lr_at(round),
+            server_lr=self.server.lr_at(round),
         )
 
-    def commit(
-        self,
-        plan: Plan,
-        params: Params,
-        velocity: Params,
-        train_losses: NDArray[np.float32],
-        norms: NDArray[np.float32],
-        *,
-        loss: FloatArray | None = None,
-        report: frozenset[Signal] = frozenset(),
-    ) -> Outcome:
-        """Take the result of a plan for the current round, count its messages and go to the next round."""
-        chosen, draw = plan.selection.clients, plan.draw
+    def _train(self, plan: _Plan) -> Trained:
+        """Train a plan from the current model; nothing is committed."""
+        trained = self.engine.train(self.params, self.velocity, plan.work)
+        weights = self._weights_after(plan, trained)
+        if (weights == plan.work.weights).all() or not weights.any():
+            return trained
+        # An update diverged, and the others take over its weight: rare enough to train them again with theirs.
+        return self.engine.train(self.params, self.velocity, plan.work._replace(weights=weights))
+
+    def _weights_after(self, plan: _Plan, trained: Trained) -> FloatArray:
+        """(k,) the weights of those expected to answer, now that is known which updates are finite.
+
+        The engine leaves out an update that is not finite: its weight counts as it was given, unless others rely on it.
+        """
+        finite = np.isfinite(trained.norms)
+        if finite.all():
+            return plan.work.weights
+        completed = plan.expected.copy()
+        completed[plan.expected] = finite
+        weights = aggregation_weights(plan.selection, completed, self.clients)[plan.expected]
+        return np.where(finite, weights, plan.work.weights)
+
+    def _commit(self, plan: _Plan, trained: Trained, loss: FloatArray, report: frozenset[Signal]) -> Outcome:
+        """Take the result of a plan, count its messages and go to the next round."""
+        chosen, draw = plan.selection.clients, plan.faults
         train_loss, norm = np.full((2, len(chosen)), np.nan)
-        train_loss[plan.expected], norm[plan.expected] = train_losses, norms
+        train_loss[plan.expected], norm[plan.expected] = trained.losses, trained.norms
         completed = plan.expected & np.isfinite(norm)
-        self._count_model(chosen)
-        numbers = len(report & {Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS})
         answers = int((~draw.dropped).sum())
-        self._count(updates_up=answers, scalars_up=numbers * answers)
+        self._count_model(chosen)
+        self._count(updates_up=answers, scalars_up=len(report & _NUMBERS) * answers)
         outcome = Outcome(
             index=self.round,
             clients=chosen,
             completed=completed,
-            loss=np.full(len(chosen), np.nan) if loss is None else loss,
+            loss=loss,
             train_loss=np.where(completed, train_loss, np.nan),
             duration=draw.duration,
             update_norm=np.where(completed, norm, np.nan),
         )
-        self.params, self.velocity = params, velocity
+        self.params, self.velocity = trained.params, trained.velocity
         self.round += 1
+        self._evaluated = None
+        if trained.evaluation is not None:
+            self._evaluated = self.engine.leaves(self.params, self.velocity), trained.evaluation
         return outcome
 
-    def _train(self, work: Work) -> tuple[Params, Params, NDArray[np.float32], NDArray[np.float32]]:
-        """The new (params, velocity), (k,) training losses and (k,) norms of the updates; nothing is committed."""
-        if len(work.clients) == 0:
-            nothing = np.empty(0, np.float32)
-            return self.params, self.velocity, nothing, nothing
-        return self.programs.train(self.params, self.velocity, work)
+    # Rounds that share a program
+
+    @property
+    def num_prepared(self) -> int:
+        """How many of the next rounds were started ahead of their turn."""
+        return len(self._prepared)
+
+    @property
+    def num_preparable(self) -> int:
+        """How many more rounds to prepare now: one program's worth while the rounds of another are handed out."""
+        size = self.engine.rounds_at_once
+        return size if size > 1 and len(self._prepared) <= size else 0
+
+    def prepare(self, selections: Sequence[Selection], evaluate: Sequence[bool]) -> None:
+        """Start the rounds after those prepared already; `train` takes their results when it gets these selections.
+
+        Nothing is committed. If `train` gets another selection, or the model or a setting was changed meanwhile, all
+        prepared rounds are dropped and the round is trained as usual.
+        """
+        with self._clock("train"):
+            first = self.round + len(self._prepared)
+            works = [self._plan(selection, first + step).work for step, selection in enumerate(selections)]
+            if self._prepared:
+                last = self._prepared[-1].rounds
+                rounds = self.engine.start_rounds(last.params, last.velocity, works, evaluate)
+            else:
+                self._prepared_from = self.engine.leaves(self.params, self.velocity)
+                rounds = self.engine.start_rounds(self.params, self.velocity, works, evaluate)
+            self._prepared += [_Prepared(work, rounds, step) for step, work in enumerate(works)]
+
+    def _take_prepared(self, plan: _Plan) -> Trained | None:
+        """Return the prepared result of this plan; drop everything prepared if the next round is another one."""
+        if not self._prepared:
+            return None
+        ahead = self._prepared.popleft()
+        same_work = all(np.array_equal(new, old) for new, old in zip(plan.work, ahead.work, strict=True))
+        if same_work and self._is_model(self._prepared_from):
+            trained = ahead.rounds.result(ahead.step)
+            if (self._weights_after(plan, trained) == plan.work.weights).all():
+                self._prepared_from = self.engine.leaves(trained.params, trained.velocity)
+                return trained
+        self._prepared.clear()
+        return None
+
+    def _is_model(self, leaves: list[Any]) -> bool:
+        """Whether the current model is made of these very arrays."""
+        model = self.engine.leaves(self.params, self.velocity)
+        return len(model) == len(leaves) and all(new is old for new, old in zip(model, leaves, strict=True))
 
     # Measuring
 
@@ -248,8 +308,7 @@ class Simulator:
                 values = self._losses(params, probe.clients, probe.batch_size)
             else:
                 values = self._vectors(params, probe)
-            whole_update = probe.signal is Signal.UPDATE and self.sketch is None
-            if whole_update:
+            if probe.signal is Signal.UPDATE and self.sketch is None:
                 self._count(updates_up=len(probe.clients))
             else:
                 self._count(scalars_up=values.size)
@@ -258,39 +317,39 @@ class Simulator:
             return values
 
     def trial_params(self, selection: Selection) -> Params:
-        """The model that training this selection now would give, without faults; nothing is committed."""
-        return self._train(self.plan(selection, self.round, faults=False).work)[0]
+        """Return the model that training this selection now would give, without faults; nothing is committed."""
+        return self._train(self._plan(selection, self.round, faults=False)).params
 
     def client_losses(self, params: Params | None = None, part: Part | None = None) -> FloatArray:
-        """(N,) mean loss of everybody in one pass, at the current model; NaN for a client without such data."""
+        """(N,) mean loss of every client in one pass, at the current model; NaN for a client without such data."""
         with self._clock("evaluate"):
             everybody = np.arange(len(self.clients))
             return self._losses(self.params if params is None else params, everybody, part=part)
 
     def _losses(
-        self, params: Params, clients: NDArray[np.int64], batch_size: int | None = None, part: Part | None = None
+        self, params: Params, clients: IntArray, batch_size: int | None = None, part: Part | None = None
     ) -> FloatArray:
         return self._client_means(params, clients, batch_size, part or self.losses_on)[0]
 
     def _client_means(
-        self, params: Params, clients: NDArray[np.int64], batch_size: int | None, part: Part
+        self, params: Params, clients: IntArray, batch_size: int | None, part: Part
     ) -> tuple[FloatArray, FloatArray]:
-        """(d,) mean loss and (d,) share of right answers of some clients."""
-        first, last = (edge[clients] for edge in self.rows.ranges[part])
+        """(d,) mean loss and (d,) accuracy of these clients."""
+        first, last = (edge[clients] for edge in self.examples.ranges[part])
         wanted = int((last - first).sum())
-        if batch_size is None and wanted > self.rows.num_rows // 2 and (np.diff(clients) > 0).all():
-            loss, right = self.programs.measure(params, self.rows.x, self.rows.y)
+        if batch_size is None and wanted > len(self.examples.y) // 2 and (np.diff(clients) > 0).all():
+            loss, right = self.engine.measure(params)  # all rows in one pass are faster than gathering most of them
             return segment_means(loss, first, last), segment_means(right, first, last)
         if batch_size is None:
-            rows, bounds = self.rows.of(clients, part)
+            rows, bounds = self.examples.of(clients, part)
         else:
             rows, bounds = self._mini_batches(clients, first, last - first, batch_size)
-        loss, right = self.programs.measure(params, self.rows.x, self.rows.y, rows)
+        loss, right = self.engine.measure(params, rows)
         return segment_means(loss, bounds[:-1], bounds[1:]), segment_means(right, bounds[:-1], bounds[1:])
 
     def _mini_batches(
-        self, clients: NDArray[np.int64], first: NDArray[np.int64], sizes: NDArray[np.int64], batch_size: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        self, clients: IntArray, first: IntArray, sizes: IntArray, batch_size: int
+    ) -> tuple[NDArray[np.int32], IntArray]:
         """Up to `batch_size` distinct rows of each client, a function of (seed, round, client)."""
         base = hashing.key_from(self.seed, int(Purpose.MEASURE), self.round)
         key = hashing.fold(base, clients.astype(np.uint32)[:, None])
@@ -303,32 +362,21 @@ class Simulator:
 
     def _vectors(self, params: Params, probe: Probe) -> FloatArray:
         """(d, s): updates (or their sketches), or the mean outputs of the locally trained models on noise."""
-        sketch = self.sketch if probe.signal is Signal.UPDATE else None
-        return self.programs.vectors(
-            params,
-            round_key(self.seed, self.round),
-            probe.clients,
-            self.local.lr_at(self.round),
-            outputs=probe.signal is Signal.OUTPUTS,
-            sketch=sketch,
-            noise_examples=self.noise_examples,
-            seed=self.seed,
-        )
+        work = self._work(self.round, probe.clients, poisoned=np.zeros(len(probe.clients), bool))
+        if probe.signal is Signal.UPDATE:
+            return self.engine.updates(params, work, self.sketch)
+        return self.engine.outputs(params, work, self.noise_examples)
 
     # Evaluating
 
     def evaluate(self) -> tuple[float, float]:
-        """(loss, accuracy) on the central test set; NaN where there is none."""
+        """Return (loss, accuracy) on the central test set; NaN where there is none."""
         with self._clock("evaluate"):
-            if len(self.rows.test_y) == 0:
+            if len(self.examples.test_y) == 0:
                 return float("nan"), float("nan")
-            return self.test_means(self.programs.measure_later(self.params, self.rows.test_x, self.rows.test_y))
-
-    @staticmethod
-    def test_means(values: Any) -> tuple[float, float]:
-        """(loss, accuracy) from what `Programs.measure_later` has for the test set."""
-        read = np.asarray(values)
-        return float(read.real.mean(dtype=np.float64)), float(np.count_nonzero(read.imag) / len(read))
+            if self._evaluated is not None and self._is_model(self._evaluated[0]):
+                return self._evaluated[1]  # with the prepared round
+            return self.engine.evaluate(self.params)
 
     def evaluate_clients(self, part: Part = "test") -> tuple[FloatArray, FloatArray]:
         """(N,) loss and (N,) accuracy of the current model on every client's own data."""
@@ -336,20 +384,20 @@ class Simulator:
             return self._client_means(self.params, np.arange(len(self.clients)), None, part)
 
     def weighted(self, values: FloatArray) -> float:
-        """The mean of a value per client, weighted by importance; clients without the value are left out."""
+        """Return the mean of a value per client, weighted by importance, over the clients that have the value."""
         known = np.isfinite(values)
         total = self.clients.importance[known].sum()
         return float(self.clients.importance[known] @ values[known] / total) if total > 0 else float("nan")
 
-    # Accounts and state
+    # Costs and state
 
     def _count(self, models_down: int = 0, updates_up: int = 0, scalars_up: int = 0) -> None:
         self.counters = self.counters.plus(self.model_bytes, models_down, updates_up, scalars_up)
 
-    def _count_model(self, clients: NDArray[np.int64]) -> None:
-        """The current model goes to these clients, unless they got it earlier in this round."""
-        new = int((self._sent[clients] != self.round).sum())
-        self._sent[clients] = self.round
+    def _count_model(self, clients: IntArray) -> None:
+        """Count the current model as sent to these clients, unless they received it earlier in this round."""
+        new = int((self._model_received[clients] != self.round).sum())
+        self._model_received[clients] = self.round
         self._count(models_down=new)
 
     @contextmanager
@@ -361,24 +409,41 @@ class Simulator:
             spent = getattr(self.timings, what) + time.perf_counter() - start
             self.timings = replace(self.timings, **{what: spent})
 
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Return the state as (arrays, plain values), for a checkpoint."""
+        leaves = self.engine.leaves(self.params, self.velocity)
+        arrays = {f"model/{position}": np.asarray(leaf) for position, leaf in enumerate(leaves)}
+        return arrays, {"round": self.round, "counters": self.counters.as_dict()}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], plain: Mapping[str, Any]) -> None:
+        """Go on from a `state` of a simulator with the same settings."""
+        wanted = self.engine.leaves(self.params, self.velocity)
+        saved = [arrays[f"model/{position}"] for position in range(len(wanted)) if f"model/{position}" in arrays]
+        if [leaf.shape for leaf in saved] != [leaf.shape for leaf in wanted]:
+            raise StateFileError(
+                "The saved model is not of this simulator's shape. Build the simulator with the settings of the saved "
+                "one."
+            )
+        self.params, self.velocity = self.engine.rebuild(saved)
+        self.round, self.counters = plain["round"], Counters(**plain["counters"])
+        self._model_received[:] = -1
+        self._prepared.clear()
+
     def save(self, path: str | Path) -> None:
         """Write the state to one file, without pickle; a crash leaves the previous file."""
-        plain = {"round": self.round, "seed": self.seed, "counters": self.counters.as_dict()}
-        write_checkpoint(Path(path), {"params": self.params, "velocity": self.velocity}, plain)
+        arrays, plain = self.state()
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(path), checkpoint.pack(arrays, {"simulator": plain, "seed": self.seed}))
 
     def load(self, path: str | Path) -> None:
         """Go on from a saved state. The simulator must have been built with the same settings."""
-        trees, plain = read_checkpoint(Path(path), {"params": self.params, "velocity": self.velocity})
+        try:
+            content = Path(path).read_bytes()
+        except FileNotFoundError as error:
+            raise StateFileError(f"There is no saved simulator at {path}.") from error
+        arrays, plain = checkpoint.unpack(content, str(path))
+        if "simulator" not in plain:
+            raise StateFileError(f"{path} is not a saved simulator.")
         if plain["seed"] != self.seed:
             raise InvalidInput(f"{path} was saved with seed {plain['seed']}; this simulator has seed {self.seed}.")
-        self.params, self.velocity = trees["params"], trees["velocity"]
-        self.round, self.counters = plain["round"], Counters(**plain["counters"])
-        self._sent[:] = -1
-
-
-def _default_group(heavy: bool, equal_steps: bool) -> int:
-    if heavy:
-        return 1
-    if not on_cpu():
-        return SMALL_GROUP
-    return SMALL_GROUP_CPU if equal_steps else 1
+        self.restore(arrays, plain["simulator"])

@@ -1,11 +1,15 @@
-"""The compiled programs of one simulator, fed from the host: padding, splitting over threads, reading back."""
+"""The JAX engine: feeds the compiled programs from the host. Pads cohorts, splits them over threads, reads back.
+
+The module is imported when a simulator is built; without JAX it raises `MissingDependency`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, lru_cache, partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import jax
@@ -13,59 +17,75 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.arrays import FloatArray
+from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose
+from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.sim import hashing
-from fedpick.sim.examples import Rows, shaped
+from fedpick.sim.engine import Float32Array, Params, Trained, Work
+from fedpick.sim.examples import Examples
 from fedpick.sim.jax_engine import programs
 from fedpick.sim.jax_engine.programs import Cohort, bucket
-from fedpick.sim.jax_engine.setup import on_cpu
-from fedpick.sim.jax_engine.training import LocalTraining
-from fedpick.sim.plan import ROUNDS_AT_ONCE, Work
-from fedpick.sim.server import ServerStep
+from fedpick.sim.jax_engine.setup import default_shards, on_cpu
+from fedpick.sim.settings import LocalTraining, ServerStep
 from fedpick.sim.tasks import Task
 
-__all__ = ["Piece", "Programs"]
+__all__ = ["JaxEngine"]
 
 Array = Any
-Params = Any
+
+HEAVY = 5_000
+"""Models with more parameters than this are worth a thread on every core."""
+SMALL_GROUP = 16
+"""Clients of a small model trained as one batch on a GPU."""
+SMALL_GROUP_CPU = 10
+"""The same on a CPU, if all clients take equally many steps: most cohorts are a multiple of ten, and padding a batch
+costs as much as a client. With unequal steps a batch waits for the longest client, so clients train one by one."""
+ROUNDS_AT_ONCE = 16
+"""Rounds of a small model that one program trains at most."""
 
 
-class Piece(NamedTuple):
-    """Some clients of a round, as a program takes them."""
+class _Piece(NamedTuple):
+    """A part of a round's cohort, as one program takes it."""
 
-    places: NDArray[np.int64]
-    """Their places among the clients of the round."""
+    places: IntArray
+    """Positions of its clients in the cohort."""
     cohort: Cohort
     group: int
-    """How many of them train as one batch."""
+    """Clients trained as one batch."""
 
     @property
     def kind(self) -> tuple[int, int]:
         """Pieces of one kind are trained by one compiled program."""
         return self.group, self.cohort.table.shape[1]
 
-    def in_order(self, report: Array) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(k,) losses and (k,) norms of a cohort that was not cut, from what its program reports."""
-        losses, norms = np.empty((2, len(self.places)), np.float32)
-        losses[self.places], norms[self.places] = np.asarray(report)[:, : len(self.places)]
-        return losses, norms
+
+class _StartedRound(NamedTuple):
+    state: tuple[Params, Params]
+    piece: _Piece
+    reports: Array
+    """(rounds, 2, c) losses and norms of all rounds of the program."""
+    index: int
+    """Of this round in the program."""
+    values: Array | None
+    """The evaluation of the test set."""
 
 
-@cache
-def _threads(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, thread_name_prefix="fedpick-shard")
+class _StartedRounds:
+    """Rounds that were dispatched; JAX computes them while the host goes on."""
+
+    def __init__(self, rounds: Sequence[_StartedRound]) -> None:
+        self.rounds = rounds
+        self.params, self.velocity = rounds[-1].state
+
+    def result(self, step: int) -> Trained:
+        """Wait for one of the rounds."""
+        started = self.rounds[step]
+        losses, norms = np.empty((2, len(started.piece.places)), np.float32)
+        _fill(losses, norms, started.piece, np.asarray(started.reports)[started.index])
+        return Trained(*started.state, losses, norms, None if started.values is None else _means(started.values))
 
 
-def _side_by_side(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The results of all calls, each in a thread of its own; the first one in this thread."""
-    others = [_threads(len(calls) - 1).submit(call) for call in calls[1:]]
-    return [calls[0](), *(other.result() for other in others)]
-
-
-class _Training(NamedTuple):
-    """Several whole rounds, one, a piece of a cohort, and the server step."""
-
+class _TrainingPrograms(NamedTuple):
     rounds: Callable[..., Any]
     round: Callable[..., Any]
     piece: Callable[..., Any]
@@ -75,10 +95,10 @@ class _Training(NamedTuple):
 @lru_cache(maxsize=64)
 def _training_programs(
     task: Task, shape: tuple[int, ...], local: LocalTraining, server: ServerStep, batch: int, group: int
-) -> _Training:
-    """Shared by all simulators with these settings."""
-    task = shaped(task, shape)
-    return _Training(
+) -> _TrainingPrograms:
+    """Compile lazily; all simulators with these settings share the programs."""
+    task = _for_flat_rows(task, shape)
+    return _TrainingPrograms(
         jax.jit(programs.rounds_program(task, local, server, batch, group, ROUNDS_AT_ONCE)),
         jax.jit(programs.round_program(task, local, server, batch, group)),
         jax.jit(programs.cohort_program(task, local, batch, group)),
@@ -88,8 +108,8 @@ def _training_programs(
 
 @lru_cache(maxsize=64)
 def _measuring_programs(task: Task, shape: tuple[int, ...]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """All rows, and chosen rows."""
-    task = shaped(task, shape)
+    """Return the programs for all rows and for chosen rows."""
+    task = _for_flat_rows(task, shape)
     block = task.evaluation_batch
     return (
         jax.jit(programs.measure_program(task, block, gathered=False)),
@@ -97,183 +117,269 @@ def _measuring_programs(task: Task, shape: tuple[int, ...]) -> tuple[Callable[..
     )
 
 
-class Programs:
-    """What a simulator runs, for any cohort."""
+class JaxEngine:
+    """Train and measure with JAX; see `fedpick.sim.engine.Engine`.
+
+    Args:
+        task: the model and its loss.
+        examples: the clients' examples.
+        local: what a client does.
+        server: what the server does with the updates.
+        seed: of the initial model, the sketch and the noise.
+        shards: pieces into which a cohort is cut, each trained by its own thread. Part of the setting: another number
+            adds up the updates in another order. A cohort that fits into one group is not cut. None: one per core on a
+            CPU for models above `HEAVY` parameters, otherwise one.
+        group: clients per batched program; None: by the size of the model. A smaller cohort trains one by one on a CPU.
+    """
 
     def __init__(
-        self, task: Task, local: LocalTraining, server: ServerStep, rows: Rows, shards: int, group: int
+        self,
+        task: Task,
+        examples: Examples,
+        local: LocalTraining,
+        server: ServerStep,
+        *,
+        seed: int,
+        shards: int | None = None,
+        group: int | None = None,
     ) -> None:
-        self.local, self.rows = local, rows
-        self.shards, self.group = shards, group
-        largest = int(rows.sizes.max(initial=1))
+        self.examples, self.local, self.seed = examples, local, seed
+        self.task = _for_flat_rows(task, examples.shape)
+        self._momentum = bool(server.momentum)
+        # On a CPU these share the memory of the examples.
+        self.x, self.y = jax.device_put(examples.x), jax.device_put(examples.y)
+        self.test_x, self.test_y = jax.device_put(examples.test_x), jax.device_put(examples.test_y)
+        sizes = [(leaf.size, leaf.nbytes) for leaf in jax.tree.leaves(self.init()[0])]
+        self.num_parameters = sum(int(size) for size, _ in sizes)
+        self.model_bytes = sum(int(nbytes) for _, nbytes in sizes)
+        heavy = self.num_parameters > HEAVY
+        self.group = group or task.group or _default_group(heavy, equal_steps=local.steps is not None)
+        self.shards = shards or (default_shards() if heavy else 1)
+        self.rounds_at_once = 1 if heavy or self.shards > 1 else ROUNDS_AT_ONCE
+        largest = int(examples.sizes.max(initial=1))
         self.batch = max(largest, 1) if local.batch_size is None else local.batch_size
         # Learning rates are arguments of the programs, so they do not tell programs apart.
-        settings = (task, rows.shape, replace(local, lr=1.0), replace(server, lr=1.0), self.batch)
-        self._training = {size: _training_programs(*settings, size) for size in {1, group}}
-        self._whole, self._gathered = _measuring_programs(task, rows.shape)
-        self.task = shaped(task, rows.shape)
+        settings = (task, examples.shape, replace(local, lr=1.0), replace(server, lr=1.0), self.batch)
+        self._training = {size: _training_programs(*settings, size) for size in {1, self.group}}
+        self._all_rows, self._some_rows = _measuring_programs(task, examples.shape)
         self._vector_programs: dict[Any, Callable[..., Array]] = {}
 
-    def group_of(self, clients: NDArray[np.int64]) -> int:
-        """How many of these clients train as one batch. One, if they do not fill it: on a CPU nobody costs as much as
-        somebody.
-        """
-        return 1 if on_cpu() and len(clients) < self.group else self.group
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What else decides the last bits."""
+        return {"shards": self.shards, "group": self.group, "backend": jax.default_backend()}
 
-    def cohort(
-        self, clients: NDArray[np.int64], weights: FloatArray, poisoned: NDArray[np.bool_] | None = None
-    ) -> Cohort:
-        """These clients, padded to a bucket that is a multiple of the group."""
-        count = len(clients)
-        capacity = -(-bucket(count) // self.group) * self.group
-        table = np.zeros((4, capacity), np.int32)
-        table[0, :count] = clients
-        table[1, :count] = self.rows.starts[clients]
-        sizes = self.rows.sizes[clients]
-        table[2, :count] = sizes
-        table[3, :count] = self.local.num_steps(sizes)
-        floats = np.zeros((2, capacity), np.float32)
-        floats[0, :count] = weights
-        if poisoned is not None:
-            floats[1, :count] = poisoned
-        return Cohort(table, floats, np.int32(count))
+    # Models
 
-    def split(self, clients: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Which positions of a cohort go to which shard: the most local steps first, dealt back and forth.
+    def init(self) -> tuple[Params, Params]:
+        """Return the initial (params, velocity) of this seed."""
+        words = np.concatenate(hashing.key_from(self.seed, int(Purpose.MODEL)))
+        params = jax.jit(self.task.init)(jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32"))
+        return params, jax.tree.map(jnp.zeros_like, params) if self._momentum else ()
 
-        In this order clients of a group take about equally many steps and seldom wait for each other. A function of
-        the cohort and the number of shards alone: never of how busy the machine is.
-        """
-        pieces = max(1, min(self.shards, -(-len(clients) // self.group)))
-        order = np.argsort(-self.local.num_steps(self.rows.sizes[clients]), kind="stable")
-        place = np.arange(len(order)) % (2 * pieces)
-        shard = np.where(place < pieces, place, 2 * pieces - 1 - place)
-        return [order[shard == index] for index in range(pieces)]
+    def leaves(self, params: Params, velocity: Params) -> list[Any]:
+        """Return the arrays of a model, in a fixed order."""
+        return list(jax.tree.leaves((params, velocity)))
 
-    def pieces(self, work: Work) -> list[Piece]:
-        """The cohort of a round, cut for the shards."""
-        clients, group = work.clients, self.group_of(work.clients)
+    def rebuild(self, leaves: Sequence[NDArray[Any]]) -> tuple[Params, Params]:
+        """Return the (params, velocity) made of these arrays."""
+        structure: Any = jax.tree.structure(jax.eval_shape(self.init))
+        rebuilt: tuple[Params, Params] = jax.tree.unflatten(structure, [jax.device_put(leaf) for leaf in leaves])
+        return rebuilt
 
-        def piece(places: NDArray[np.int64]) -> Piece:
-            return Piece(places, self.cohort(clients[places], work.weights[places], work.poisoned[places]), group)
+    # Training
 
-        return [piece(places) for places in self.split(clients)]
-
-    def train(
-        self, params: Params, velocity: Params, work: Work
-    ) -> tuple[Params, Params, NDArray[np.float32], NDArray[np.float32]]:
-        """Train and step: the new (params, velocity), (k,) training losses and (k,) norms of the updates."""
-        words, keep = _words(work.key), np.bool_(work.renormalize)
-        pieces = self.pieces(work)
-        programs = self._training[pieces[0].group]
-        if self.shards == 1:
-            x, y, rates = self.rows.x, self.rows.y, np.array([work.lr, work.server_lr], np.float32)
-            params, velocity, report = programs.round(params, velocity, x, y, words, pieces[0].cohort, keep, rates)
-            return params, velocity, *pieces[0].in_order(report)
-        call = partial(self._train_piece, programs.piece, params, words, np.float32(work.lr))
-        parts = _side_by_side([partial(call, piece.cohort) for piece in pieces])
-        given = [piece.cohort.floats[0] for piece in pieces]
-        params, velocity = programs.server(params, velocity, parts, given, keep, np.float32(work.server_lr))
+    def train(self, params: Params, velocity: Params, work: Work) -> Trained:
+        """Train the clients of `work` and take the server step."""
+        if len(work.clients) == 0:
+            nothing = np.empty(0, np.float32)
+            return Trained(params, velocity, nothing, nothing)
+        pieces = self._pieces(work)
+        compiled = self._training[pieces[0].group]
         losses, norms = np.empty((2, len(work.clients)), np.float32)
-        for piece, part in zip(pieces, parts, strict=True):
-            losses[piece.places] = np.asarray(part[1])[: len(piece.places)]
-            norms[piece.places] = np.asarray(part[2])[: len(piece.places)]
-        return params, velocity, losses, norms
+        if self.shards == 1:
+            x, y, rates = self.x, self.y, np.array([work.lr, work.server_lr], np.float32)
+            words, cohort = _words(work.key), pieces[0].cohort
+            params, velocity, report = compiled.round(params, velocity, x, y, words, cohort, rates)
+            _fill(losses, norms, pieces[0], report)
+            return Trained(params, velocity, losses, norms)
+        call = partial(self._train_piece, compiled.piece, params, _words(work.key), np.float32(work.lr))
+        parts = _in_threads([partial(call, piece.cohort) for piece in pieces])
+        given = [piece.cohort.floats[0] for piece in pieces]
+        params, velocity = compiled.server(params, velocity, parts, given, np.float32(work.server_lr))
+        for piece, (_, piece_losses, piece_norms) in zip(pieces, parts, strict=True):
+            _fill(losses, norms, piece, np.stack([piece_losses, piece_norms]))
+        return Trained(params, velocity, losses, norms)
 
-    def train_rounds(
-        self, params: Params, velocity: Params, works: Sequence[Work], pieces: Sequence[Piece]
-    ) -> tuple[list[Any], Array]:
-        """Rounds one after another in one program, each with its one piece: the (params, velocity) after each, and
-        their reports for `Piece.in_order`, still in the making. All of one `kind`, at most ROUNDS_AT_ONCE.
-        """
-        count = len(works)
+    def _train_piece(self, program: Callable[..., Any], params: Params, words: Array, lr: Array, cohort: Cohort) -> Any:
+        # Each thread waits for its own program; JAX alone would run the programs one after the other.
+        # (JAX does not type block_until_ready.)
+        return jax.block_until_ready(program(params, self.x, self.y, words, cohort, lr))  # type: ignore[no-untyped-call]
+
+    def start_rounds(
+        self, params: Params, velocity: Params, works: Sequence[Work], evaluate: Sequence[bool]
+    ) -> _StartedRounds:
+        """Dispatch `train` for consecutive rounds, up to ROUNDS_AT_ONCE of one kind in one program."""
+        jobs = [(work, self._pieces(work)[0]) for work in works]
+        started: list[_StartedRound] = []
+        for _, same in groupby(jobs, key=lambda job: job[1].kind):
+            chunk = list(same)
+            states, reports = self._dispatch_rounds(params, velocity, chunk)
+            for index, ((_, piece), state) in enumerate(zip(chunk, states, strict=True)):
+                due = evaluate[len(started)] and len(self.test_y) > 0
+                values = self._test_values(state[0]) if due else None
+                started.append(_StartedRound(state, piece, reports, index, values))
+            params, velocity = states[-1]
+        return _StartedRounds(started)
+
+    def _dispatch_rounds(
+        self, params: Params, velocity: Params, jobs: Sequence[tuple[Work, _Piece]]
+    ) -> tuple[list[tuple[Params, Params]], Array]:
+        """Start one program for rounds of one kind: the model after each, and (rounds, 2, c) losses and norms."""
+        count = len(jobs)
 
         def stacked(*values: Any) -> NDArray[Any]:
             return np.stack([*values, *[values[0]] * (ROUNDS_AT_ONCE - count)])
 
-        rates = [np.array([work.lr, work.server_lr], np.float32) for work in works]
-        states, reports = self._training[pieces[0].group].rounds(
+        states, reports = self._training[jobs[0][1].group].rounds(
             params,
             velocity,
-            self.rows.x,
-            self.rows.y,
-            stacked(*[_words(work.key) for work in works]),
-            jax.tree.map(stacked, *[piece.cohort for piece in pieces]),
-            stacked(*[work.renormalize for work in works]),
-            stacked(*rates),
+            self.x,
+            self.y,
+            stacked(*[_words(work.key) for work, _ in jobs]),
+            jax.tree.map(stacked, *[piece.cohort for _, piece in jobs]),
+            stacked(*[np.array([work.lr, work.server_lr], np.float32) for work, _ in jobs]),
             np.int32(count),
         )
         return states[:count], reports
 
-    def _train_piece(self, program: Callable[..., Any], params: Params, words: Array, lr: Array, cohort: Cohort) -> Any:
-        # Waiting in the thread keeps the two programs side by side; JAX alone would run them one after the other.
-        # (JAX does not type block_until_ready.)
-        return jax.block_until_ready(program(params, self.rows.x, self.rows.y, words, cohort, lr))  # type: ignore[no-untyped-call]
+    def _pieces(self, work: Work) -> list[_Piece]:
+        """Cut the cohort of a round for the shards."""
+        clients, group = work.clients, self._group_of(len(work.clients))
 
-    def measure(
-        self, params: Params, x: Array, y: Array, rows: NDArray[np.int32] | None = None
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The loss of every row of x, or of some, and whether it is answered right (0 or 1)."""
-        count = len(x) if rows is None else len(rows)
+        def piece(places: IntArray) -> _Piece:
+            return _Piece(places, self._cohort(clients[places], work.weights[places], work.poisoned[places]), group)
+
+        return [piece(places) for places in self._split(clients)]
+
+    def _group_of(self, count: int) -> int:
+        """How many of `count` clients train as one batch: one, if they do not fill it, because padding costs time."""
+        return 1 if on_cpu() and count < self.group else self.group
+
+    def _cohort(self, clients: IntArray, weights: FloatArray, poisoned: NDArray[np.bool_]) -> Cohort:
+        """Pad clients to a bucket that is a multiple of the group."""
+        count = len(clients)
+        capacity = -(-bucket(count) // self.group) * self.group
+        sizes = self.examples.sizes[clients]
+        table = np.zeros((4, capacity), np.int32)
+        table[:, :count] = clients, self.examples.starts[clients], sizes, self.local.num_steps(sizes)
+        floats = np.zeros((2, capacity), np.float32)
+        floats[:, :count] = weights, poisoned
+        return Cohort(table, floats, np.int32(count))
+
+    def _split(self, clients: IntArray) -> list[IntArray]:
+        """Assign the positions of a cohort to shards: by descending local steps, back and forth.
+
+        Clients of a group then take about equally many steps and seldom wait for each other. The assignment depends on
+        the cohort and the number of shards alone, never on how busy the machine is.
+        """
+        pieces = max(1, min(self.shards, -(-len(clients) // self.group)))
+        order = np.argsort(-self.local.num_steps(self.examples.sizes[clients]), kind="stable")
+        place = np.arange(len(order)) % (2 * pieces)
+        shard = np.where(place < pieces, place, 2 * pieces - 1 - place)
+        return [order[shard == index] for index in range(pieces)]
+
+    # Measuring
+
+    def measure(self, params: Params, rows: NDArray[np.int32] | None = None) -> tuple[Float32Array, Float32Array]:
+        """Return the loss and the correctness (0 or 1) of these rows of the clients' examples; None: of all."""
+        count = len(self.examples.y) if rows is None else len(rows)
         if count == 0:
             return np.empty(0, np.float32), np.empty(0, np.float32)
         if rows is None:
-            values = np.asarray(self.measure_later(params, x, y))
+            values = np.asarray(self._all_rows(params, self.x, self.y, np.zeros(0, np.int32), np.int32(count)))
         else:
             padded = np.zeros(bucket(count, 64), np.int32)
             padded[:count] = rows
-            values = np.asarray(self._gathered(params, x, y, padded, np.int32(count)))[:count]
+            values = np.asarray(self._some_rows(params, self.x, self.y, padded, np.int32(count)))[:count]
         return values.real, values.imag
 
-    def measure_later(self, params: Params, x: Array, y: Array) -> Array:
-        """What `measure` reads of all rows of x, still in the making: loss + i * correctness."""
-        return self._whole(params, x, y, np.zeros(0, np.int32), np.int32(len(x)))
+    def evaluate(self, params: Params) -> tuple[float, float]:
+        """Return (loss, accuracy) on the central test set."""
+        return _means(self._test_values(params))
 
-    def vectors(
-        self,
-        params: Params,
-        key: hashing.Key,
-        clients: NDArray[np.int64],
-        lr: float,
-        *,
-        outputs: bool,
-        sketch: int | None,
-        noise_examples: int,
-        seed: int,
+    def _test_values(self, params: Params) -> Array:
+        """Start the evaluation of the test set: loss + i * correctness of every example."""
+        return self._all_rows(params, self.test_x, self.test_y, np.zeros(0, np.int32), np.int32(len(self.test_y)))
+
+    def updates(self, params: Params, work: Work, sketch: int | None) -> FloatArray:
+        """(k, s): the update of each client, or its count sketch."""
+        describe = partial(_flat_update, sketch, hashing.key_from(self.seed, int(Purpose.MEASURE)))
+        return self._vectors(params, work, describe, ("updates", sketch))
+
+    def outputs(self, params: Params, work: Work, noise_examples: int) -> FloatArray:
+        """(k, s): the mean output, on common noise, of each client's model after training."""
+        describe = partial(_mean_outputs, self.task, self.noise(noise_examples))
+        return self._vectors(params, work, describe, ("outputs", noise_examples))
+
+    def _vectors(
+        self, params: Params, work: Work, describe: Callable[[Params, Params], Array], which: tuple[str, int | None]
     ) -> FloatArray:
-        """(d, s): what a client's training from `params` gives: its update, a sketch of it, or outputs on noise."""
-        if len(clients) == 0:
+        count = len(work.clients)
+        if count == 0:
             return np.empty((0, 1))
-        which = (self.group_of(clients), outputs, sketch, noise_examples, seed)
-        if which not in self._vector_programs:
-            self._vector_programs[which] = self._vector_program(params, *which)
-        cohort = self.cohort(clients, np.zeros(len(clients)))
-        words = _words(key)
-        rows = self._vector_programs[which](params, self.rows.x, self.rows.y, words, cohort, np.float32(lr))
-        return np.asarray(rows)[: len(clients)].astype(np.float64)
+        group = self._group_of(count)
+        if (group, which) not in self._vector_programs:
+            width = jax.eval_shape(describe, params, params).shape[0]
+            program = programs.vector_program(self.task, self.local, self.batch, group, describe, width)
+            self._vector_programs[group, which] = jax.jit(program)
+        cohort = self._cohort(work.clients, work.weights, work.poisoned)
+        rows = self._vector_programs[group, which](
+            params, self.x, self.y, _words(work.key), cohort, np.float32(work.lr)
+        )
+        return np.asarray(rows)[:count].astype(np.float64)
 
-    def _vector_program(
-        self, params: Params, group: int, outputs: bool, sketch: int | None, noise_examples: int, seed: int
-    ) -> Callable[..., Array]:
-        if outputs:
-            noise = self._noise(noise_examples, seed)
-            describe = partial(_mean_outputs, self.task, noise)
-        else:
-            describe = partial(_flat_update, sketch, hashing.key_from(seed, int(Purpose.MEASURE)))
-        width = jax.eval_shape(describe, params, params).shape[0]
-        return jax.jit(programs.vector_program(self.task, self.local, self.batch, group, describe, width))
-
-    def _noise(self, count: int, seed: int) -> Array:
-        """Gaussian inputs with the mean and spread of the data (its first rows stand for all of it)."""
-        sample = np.asarray(self.rows.x[:4096], np.float64)
-        key = hashing.key_from(seed, int(Purpose.MEASURE))
+    def noise(self, count: int) -> Array:
+        """Return Gaussian inputs with the mean and spread of the data; its first rows stand for all of it."""
+        sample = np.asarray(self.x[:4096], np.float64)
+        key = hashing.key_from(self.seed, int(Purpose.MEASURE))
         generator = np.random.Generator(np.random.PCG64([int(key.high[0]), int(key.low[0])]))
-        noise = generator.standard_normal((count, *self.rows.shape))
-        return jnp.asarray(sample.mean() + sample.std() * noise, jnp.float32)
+        drawn = generator.standard_normal((count, *self.examples.shape))
+        return jnp.asarray(sample.mean() + sample.std() * drawn, jnp.float32)
+
+
+@cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="fedpick-shard")
+
+
+def _in_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run all calls at the same time, the first one in this thread."""
+    others = [_threads(len(calls) - 1).submit(call) for call in calls[1:]]
+    return [calls[0](), *(other.result() for other in others)]
+
+
+def _default_group(heavy: bool, equal_steps: bool) -> int:
+    if heavy:
+        return 1
+    if not on_cpu():
+        return SMALL_GROUP
+    return SMALL_GROUP_CPU if equal_steps else 1
 
 
 def _words(key: hashing.Key) -> NDArray[np.uint32]:
     return np.concatenate(key)
+
+
+def _fill(losses: Float32Array, norms: Float32Array, piece: _Piece, report: Array) -> None:
+    """Put the (2, c) report of a piece where its clients stand in the cohort."""
+    losses[piece.places], norms[piece.places] = np.asarray(report)[:, : len(piece.places)]
+
+
+def _means(values: Array) -> tuple[float, float]:
+    """(loss, accuracy) from loss + i * correctness."""
+    read = np.asarray(values)
+    return float(read.real.mean(dtype=np.float64)), float(np.count_nonzero(read.imag) / len(read))
 
 
 def _mean_outputs(task: Task, noise: Array, params: Params, update: Params) -> Array:
@@ -290,3 +396,32 @@ def _flat_update(sketch: int | None, key: hashing.Key, params: Params, update: P
     signs = np.where(bits & np.uint32(1), np.float32(1), np.float32(-1))
     cells = (bits >> np.uint32(1)) % np.uint32(sketch)
     return jax.ops.segment_sum(flat * signs, cells.astype(np.int32), num_segments=sketch)
+
+
+def _for_flat_rows(task: Task, shape: tuple[int, ...]) -> Task:
+    """Wrap a task for flat rows: give them their shape back and check that answers are one per example."""
+
+    def back(x: Array) -> Array:
+        return x.reshape(x.shape[0], *shape)
+
+    def loss(params: Params, x: Array, y: Array, key: Array, train: bool) -> Array:
+        values = task.per_example_loss(params, back(x), y, key, train)
+        _check_answers(task, "per_example_loss", values, len(x), "number", "Do not take their mean or sum.")
+        return values
+
+    def correct(params: Params, x: Array, y: Array) -> Array:
+        values = task.correct(params, back(x), y)
+        _check_answers(task, "correct", values, len(x), "truth value", "Compare the predictions with y.")
+        return values
+
+    return replace(task, per_example_loss=loss, correct=correct)
+
+
+def _check_answers(task: Task, name: str, values: Array, count: int, kind: str, advice: str) -> None:
+    """Check shape and type, which are known when a program is compiled; nothing is checked while it runs."""
+    dtype, shape = jnp.result_type(values), jnp.shape(values)
+    if shape != (count,) or not jnp.issubdtype(dtype, jnp.floating if kind == "number" else jnp.bool_):
+        raise InvalidInput(
+            f"{name} of the task {task.name!r} must give one {kind} per example, {count} for {count} of them. "
+            f"Got {dtype} of shape {shape}. {advice}"
+        )

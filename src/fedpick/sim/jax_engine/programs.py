@@ -1,8 +1,8 @@
-"""The compiled programs: train a cohort, apply the server step, measure rows. Nothing here knows about policies.
+"""The programs that JAX compiles: train a cohort, take the server step, measure rows.
 
-One program serves all cohorts up to a power of two: it loops over groups of clients (`group` at a time, batched) a
-*dynamic* number of times, so a changing cohort seldom recompiles, and no group of nobody is trained. With group=1 a
-client's update does not even share a matrix product with its neighbours.
+One program serves all cohorts up to a power of two. It loops over groups of clients, `group` at a time and batched, a
+*dynamic* number of times: a changing cohort size seldom recompiles, and padding is not trained. With group=1 the
+update of a client shares no matrix product with another one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from jax import lax
 
 from fedpick.sim import hashing
-from fedpick.sim.jax_engine.training import LocalTraining, client_trainer
-from fedpick.sim.server import ServerStep, apply_step
+from fedpick.sim.jax_engine.training import client_trainer
+from fedpick.sim.settings import LocalTraining, ServerStep
 from fedpick.sim.tasks import Task
 
 __all__ = [
@@ -139,47 +139,43 @@ def vector_program(
     return program
 
 
-def _step(
-    server: ServerStep, params: Params, velocity: Params, parts: Any, weights: Any, renormalize: Array, lr: Array
-) -> Any:
-    """Add up the parts of the cohort and take the step. `weights` are those given to everybody expected to answer."""
+def _step(server: ServerStep, params: Params, velocity: Params, parts: Any, weights: Any, lr: Array) -> Any:
+    """Add up the parts of a cohort and take the server step; without any weight nothing changes."""
     total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *[part[0] for part in parts])
-    given = sum(jnp.sum(w) for w in weights)
-    # Weights are made before training, for those expected to answer; an update that turns out not to be finite
-    # leaves, and with `renormalize` the others take over its share. Exactly 1 when nobody diverged.
-    finite = [jnp.isfinite(part[2]) for part in parts]
-    lost = jnp.any(jnp.stack([jnp.any(~ok & (w > 0)) for ok, w in zip(finite, weights, strict=True)]))
-    kept = sum(jnp.sum(jnp.where(ok, w, 0.0)) for ok, w in zip(finite, weights, strict=True))
-    scale = jnp.where(renormalize & lost & (kept > 0), given / jnp.maximum(kept, 1e-30), 1.0)
-    total = jax.tree.map(lambda leaf: leaf * scale, total)
-    return apply_step(server, params, velocity, total, kept > 0, lr)
+    counted = [jnp.any(jnp.isfinite(part[2]) & (given > 0)) for part, given in zip(parts, weights, strict=True)]
+    any_weight = jnp.any(jnp.stack(counted))
+    if server.momentum or server.weight_decay:
+        gradient = jax.tree.map(lambda s, w: server.weight_decay * w - s, total, params)
+        moved = jax.tree.map(lambda v, g: server.momentum * v + g, velocity, gradient) if server.momentum else gradient
+        stepped = jax.tree.map(lambda w, v: w - lr * v, params, moved)
+    else:
+        moved, stepped = velocity, jax.tree.map(lambda w, s: w + lr * s, params, total)
+    if server.radius is not None:
+        norm = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(stepped)))
+        shrink = jnp.minimum(1.0, server.radius / jnp.maximum(norm, 1e-30))
+        stepped = jax.tree.map(lambda w: w * shrink, stepped)
+
+    def keep(new: Array, old: Array) -> Array:
+        return jnp.where(any_weight, new, old)
+
+    new_velocity = jax.tree.map(keep, moved, velocity) if server.momentum else velocity
+    return jax.tree.map(keep, stepped, params), new_velocity
 
 
 def server_program(server: ServerStep) -> Callable[..., Any]:
-    """(params, velocity, parts of the cohort, their weights, renormalize, lr) -> (params, velocity)."""
-
-    def program(params: Params, velocity: Params, parts: Any, weights: Any, renormalize: Array, lr: Array) -> Any:
-        return _step(server, params, velocity, parts, weights, renormalize, lr)
-
-    return program
+    """(params, velocity, parts of the cohort, their weights, lr) -> (params, velocity)."""
+    return partial(_step, server)
 
 
 def round_program(task: Task, local: LocalTraining, server: ServerStep, batch: int, group: int) -> Callable[..., Any]:
-    """A whole round in one call, for a cohort that is not split: -> (params, velocity, train loss, update norm)."""
+    """A whole round in one call, for a cohort that is not split: -> (params, velocity, (2, c) losses and norms)."""
     train = cohort_program(task, local, batch, group)
 
     def program(
-        params: Params,
-        velocity: Params,
-        x: Array,
-        y: Array,
-        words: Array,
-        cohort: Cohort,
-        renormalize: Array,
-        rates: Array,
+        params: Params, velocity: Params, x: Array, y: Array, words: Array, cohort: Cohort, rates: Array
     ) -> Any:
         part = train(params, x, y, words, cohort, rates[0])
-        params, velocity = _step(server, params, velocity, [part], [cohort.floats[0]], renormalize, rates[1])
+        params, velocity = _step(server, params, velocity, [part], [cohort.floats[0]], rates[1])
         return params, velocity, jnp.stack([part[1], part[2]])
 
     return program
@@ -188,11 +184,10 @@ def round_program(task: Task, local: LocalTraining, server: ServerStep, batch: i
 def rounds_program(
     task: Task, local: LocalTraining, server: ServerStep, batch: int, group: int, capacity: int
 ) -> Callable[..., Any]:
-    """Up to `capacity` rounds in one call: -> (params, velocity) after each of them, and (capacity, 2, c) what
-    `round_program` reports.
+    """Up to `capacity` rounds in one call: -> (params, velocity) after each, and (capacity, 2, c) losses and norms.
 
-    Its arguments are those of `round_program`, from `words` on with one more dimension, and how many rounds there are;
-    beyond them nothing is computed. What a round gives does not depend on the others in the call.
+    The arguments are those of `round_program`, with one more dimension from `words` on, and the number of rounds.
+    What a round gives does not depend on the others in the call.
     """
     one_round = round_program(task, local, server, batch, group)
 
@@ -203,14 +198,13 @@ def rounds_program(
         y: Array,
         words: Array,
         cohorts: Cohort,
-        renormalize: Array,
         rates: Array,
         count: Array,
     ) -> Any:
         def body(index: Array, carry: Any) -> Any:
             state, states, reports = carry
             cohort = jax.tree.map(lambda leaf: leaf[index], cohorts)
-            *state, report = one_round(*state, x, y, words[index], cohort, renormalize[index], rates[index])
+            *state, report = one_round(*state, x, y, words[index], cohort, rates[index])
             states = jax.tree.map(lambda leaf, new: leaf.at[index].set(new), states, tuple(state))
             return tuple(state), states, reports.at[index].set(report)
 

@@ -1,166 +1,63 @@
-"""Local training: what a chosen client does with the model before it sends an update.
+"""Local training of one client, for JAX.
 
-Ragged clients are handled by drawing indices, never by cutting data: client k trains on all of its training rows, and
-the last batch of an epoch is as short as it comes.
-
-The optimiser starts fresh in every round (its momentum is not kept between rounds; CA-Fed's authors keep it, their
-paper does not say so).
+Clients of different size are handled by drawing indices, never by cutting data: client k trains on all of its training
+rows, and the last batch of an epoch is as short as it comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+import jax
+import jax.numpy as jnp
+from jax import lax
 
-from fedpick.core.errors import InvalidInput
-from fedpick.core.validation import assign, choice, number, whole
 from fedpick.sim import hashing
+from fedpick.sim.batches import batch_positions
 from fedpick.sim.jax_engine.setup import on_cpu
+from fedpick.sim.settings import LocalTraining
 from fedpick.sim.tasks import Task
 
-__all__ = ["LearningRate", "LocalTraining", "batch_positions", "client_trainer"]
+__all__ = ["client_trainer"]
 
 Array = Any
 Params = Any
-Sampling = Literal["epoch", "batch", "replacement"]
 
+# XLA's CPU compiler splits an operation over all cores by the size of what it could read, and starting the threads
+# takes longer than the operation itself when it is small. The limits below keep small work on one core. Measured in
+# docs/results/speed.md.
 LARGE_MATRIX = 4096
-"""Numbers that make it worth while to turn a matrix, unless the model is light."""
+"""Size from which a weight matrix is kept transposed, unless the model is light."""
 SMALL_BATCH = 16384
-"""Numbers that one core fetches faster than it hands them over."""
-HANDED_OVER = 2**19
-"""Bytes from which on XLA hands over whatever is fetched from them."""
+"""Numbers in a mini-batch that one core copies faster than several."""
+PARALLEL_GATHER = 2**19
+"""XLA parallelises a gather once its source exceeds this many bytes."""
 ONE_CORE = 1024
-"""Positions that are drawn at once: XLA would split the work on more, and hand it over in every turn."""
+"""Positions drawn in one operation; XLA would parallelise more."""
 MANY_POSITIONS = 128
-"""Positions drawn at once that are worth a loop over the turns of the permutation."""
-LITTLE_WORK = 16
-"""Parameters per input of a light model: to fetch a mini-batch takes about as long as to learn from it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearningRate:
-    """initial * factor^(milestones reached) * per_round^t / (1 + decay * t), for round t = 0, 1, ...
-
-    >>> schedule = LearningRate(initial=0.1, milestones=(150, 300))
-    >>> [schedule.at(t) for t in (0, 149, 150, 300)]
-    [0.1, 0.1, 0.05, 0.025]
-    """
-
-    initial: float
-    milestones: Sequence[int] = ()
-    """0-based rounds from which on the rate is multiplied by `factor` once more."""
-    factor: float = 0.5
-    per_round: float = 1.0
-    decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("initial", "factor", "per_round"):
-            number(self, name, "(0, inf)")
-        number(self, "decay", "[0, inf)")
-        assign(self, milestones=tuple(int(milestone) for milestone in self.milestones))
-
-    def at(self, round: int) -> float:
-        """The rate in one round."""
-        reached = sum(milestone <= round for milestone in self.milestones)
-        return self.initial * self.factor**reached * self.per_round**round / (1.0 + self.decay * round)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalTraining:
-    """Mini-batch SGD on a client. Give `steps` (batches) or `epochs`, not both."""
-
-    lr: float | LearningRate
-    steps: int | None = None
-    epochs: int | None = None
-    batch_size: int | None = 64
-    """None: the whole training data of the client in every step (gradient descent)."""
-    sampling: Sampling = "epoch"
-    """"epoch": pass over a fresh permutation, then the next one; "batch": every batch draws min(batch_size, n)
-    distinct examples anew; "replacement": every batch draws batch_size examples independently."""
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    """Adds weight_decay * w to the gradient, as PyTorch's SGD does."""
-    proximal: float = 0.0
-    """FedProx's mu: adds mu * (w - received w) to the gradient."""
-
-    def __post_init__(self) -> None:
-        if (self.steps is None) == (self.epochs is None):
-            raise InvalidInput(
-                f"LocalTraining needs either steps or epochs. Got steps={self.steps}, epochs={self.epochs}."
-            )
-        for name in ("steps", "epochs", "batch_size"):
-            whole(self, name, 1, optional=True)
-        choice(self, "sampling", ("epoch", "batch", "replacement"))
-        if not isinstance(self.lr, LearningRate):
-            assign(self, lr=LearningRate(initial=self.lr))
-        for name in ("momentum", "weight_decay", "proximal"):
-            number(self, name, "[0, inf)")
-
-    def lr_at(self, round: int) -> float:
-        """The learning rate of one round."""
-        assert isinstance(self.lr, LearningRate)
-        return self.lr.at(round)
-
-    def num_steps(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(k,) steps that clients with so many training examples take; a client without data takes none."""
-        if self.steps is not None:
-            return np.where(sizes > 0, self.steps, 0)
-        assert self.epochs is not None
-        return self.epochs * self.batches_per_epoch(sizes)
-
-    def batches_per_epoch(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(k,) batches in one pass."""
-        return (sizes > 0).astype(np.int64) if self.batch_size is None else -(-sizes // self.batch_size)
-
-
-def batch_positions(
-    local: LocalTraining, client_key: hashing.Key, step: Any, size: Any, batch: int, rolled: bool = False
-) -> tuple[Array, Array]:
-    """(batch,) positions among the client's training rows and (batch,) which of them count, for one step.
-
-    `step` and `size` are uint32, on numpy or JAX; a `step` of shape (s, 1) gives (s, batch), all steps at once. `batch`
-    is the width of the program: local.batch_size, or the largest client where that is None. `rolled`: see
-    `hashing.permute`.
-    """
-    lane = step * np.uint32(0) + np.arange(batch, dtype=np.uint32)
-    if local.batch_size is None:
-        counts = lane < size
-        return (lane * counts).astype(np.int32), counts
-    if local.sampling == "replacement":
-        return hashing.with_replacement(hashing.fold(client_key, step), lane, size), lane < np.uint32(batch)
-    if local.sampling == "batch":
-        return hashing.permute(hashing.fold(client_key, step), lane, size, rolled), lane < size
-    per_epoch = (size + np.uint32(batch - 1)) // np.uint32(batch)
-    epoch = step // per_epoch
-    position = (step - epoch * per_epoch) * np.uint32(batch) + lane
-    return hashing.permute(hashing.fold(client_key, epoch), position, size, rolled), position < size
+"""Positions drawn in one operation that make a loop over the steps of the permutation worth while."""
+LIGHT = 16
+"""Parameters per input of a light model: copying a mini-batch takes about as long as learning from it."""
 
 
 def client_trainer(task: Task, local: LocalTraining, batch: int, group: int) -> Callable[..., tuple[Params, Array]]:
-    """The function (params, x, y, start, size, client_key, num_steps, lr) -> (update, mean training loss), for JAX.
+    """Make the function (params, x, y, start, size, client_key, num_steps, lr) -> (update, mean training loss).
 
-    `x` and `y` hold all clients' rows; this client's training rows are start..start+size-1. `group`: for how many
-    clients it is mapped.
+    `x` and `y` hold the rows of all clients; this client trains on start..start+size-1. The caller maps the function
+    over `group` clients.
     """
-    import jax
-    import jax.numpy as jnp
-    from jax import lax
 
     def train(
         params: Params, x: Array, y: Array, start: Array, size: Array, key: hashing.Key, num_steps: Array, lr: Array
     ) -> tuple[Params, Array]:
-        light = sum(leaf.size for leaf in jax.tree.leaves(params)) <= LITTLE_WORK * x.shape[1]
+        light = sum(leaf.size for leaf in jax.tree.leaves(params)) <= LIGHT * x.shape[1]
         fast = on_cpu() and batch > 1 and (light or batch * x.shape[1] <= SMALL_BATCH)
-        turned = partial(_turned, small_ones=light)
+        transposed = partial(_transposed, small_ones=light)
 
         def loss_of(params: Params, x: Array, y: Array, counts: Array, key: Array) -> Array:
-            losses = task.per_example_loss(turned(params), x, y, key, True)
+            losses = task.per_example_loss(transposed(params), x, y, key, True)
             return jnp.sum(jnp.where(counts, losses, 0.0)) / jnp.maximum(jnp.sum(counts), 1)
 
         safe_size = jnp.maximum(size, 1).astype(jnp.uint32)
@@ -174,7 +71,7 @@ def client_trainer(task: Task, local: LocalTraining, batch: int, group: int) -> 
         def step(
             index: Array, carry: tuple[Params, Params, Array, list[Any]]
         ) -> tuple[Params, Params, Array, list[Any]]:
-            weights, velocity, total, spaces = carry
+            weights, velocity, total, buffers = carry
             step_index = jnp.asarray(index).astype(jnp.uint32)
             if drawn is None:
                 positions, counts = batch_positions(local, key, step_index, safe_size, batch)
@@ -183,29 +80,27 @@ def client_trainer(task: Task, local: LocalTraining, batch: int, group: int) -> 
             rows = start + positions
             noise = hashing.fold(key, ~step_index)
             random_key = jax.random.wrap_key_data(jnp.stack([noise.high, noise.low]), impl="threefry2x32")
-            mini_batch = [_fetch(space, values, rows) for space, values in zip(spaces, (x, y), strict=True)]
+            mini_batch = [_gather(buffer, values, rows) for buffer, values in zip(buffers, (x, y), strict=True)]
             loss, gradient = jax.value_and_grad(loss_of)(weights, *mini_batch, counts, random_key)
             weights, velocity = _sgd_step(local, received, weights, velocity, gradient, lr)
-            spaces = [None if space is None else new for space, new in zip(spaces, mini_batch, strict=True)]
-            return weights, velocity, total + loss, spaces
+            buffers = [None if buffer is None else new for buffer, new in zip(buffers, mini_batch, strict=True)]
+            return weights, velocity, total + loss, buffers
 
-        received = turned(params)
+        received = transposed(params)
         velocity = jax.tree.map(jnp.zeros_like, received) if local.momentum else ()
         steps = local.steps if local.steps is not None else num_steps
-        spaces = [_space(values, batch) if fast else None for values in (x, y)]
-        trained, _, total, _ = lax.fori_loop(0, steps, step, (received, velocity, jnp.float32(0.0), spaces))
-        # With a fixed number of steps a client without data would still decay its weights: it sends nothing.
+        buffers = [_buffer(values, batch) if fast else None for values in (x, y)]
+        trained, _, total, _ = lax.fori_loop(0, steps, step, (received, velocity, jnp.float32(0.0), buffers))
+        # With a fixed number of steps a client without data would decay its weights: its update must be 0.
         has_data = size > 0
-        update = jax.tree.map(lambda new, old: jnp.where(has_data, new - old, 0.0), turned(trained), params)
+        update = jax.tree.map(lambda new, old: jnp.where(has_data, new - old, 0.0), transposed(trained), params)
         return update, jnp.where(has_data, total / jnp.maximum(num_steps, 1), jnp.nan)
 
     return train
 
 
 def _drawn(draw: Callable[..., tuple[Array, Array]], steps: int, width: int) -> tuple[Array, Array]:
-    """What `draw` gives for all steps; `width` is the number of positions that one step draws for all clients."""
-    import jax.numpy as jnp
-    from jax import lax
+    """Draw the batches of all steps; `width` is the number of positions that one step draws for all clients."""
 
     at_once = min(steps, max(1, ONE_CORE // width)) if on_cpu() else steps
     draw = partial(draw, rolled=on_cpu() and at_once * width >= MANY_POSITIONS)
@@ -216,52 +111,47 @@ def _drawn(draw: Callable[..., tuple[Array, Array]], steps: int, width: int) -> 
     return positions.reshape(-1, positions.shape[-1])[:steps], counts.reshape(-1, counts.shape[-1])[:steps]
 
 
-def _turned(tree: Params, small_ones: bool) -> Params:
-    """Matrices the other way round, as they are kept in the loop; turned twice they are as the task made them.
+def _transposed(tree: Params, small_ones: bool) -> Params:
+    """Transpose weight matrices; applied twice it changes nothing.
 
-    On a CPU the product that makes the gradient of a dense layer is then up to four times as fast.
+    The loop keeps them transposed: on a CPU the gradient of a dense layer is then up to four times as fast.
     """
-    import jax
 
-    def turn(leaf: Array) -> Array:
+    def transpose(leaf: Array) -> Array:
         return leaf.T if leaf.ndim == 2 and (small_ones or leaf.size >= LARGE_MATRIX) else leaf
 
-    return jax.tree.map(turn, tree)
+    return jax.tree.map(transpose, tree)
 
 
-def _space(values: Array, batch: int) -> Array | None:
-    """Where a mini-batch of these is written; None: wherever XLA likes."""
-    import jax.numpy as jnp
+def _buffer(values: Array, batch: int) -> Array | None:
+    """Return memory into which mini-batches are written; None: XLA allocates them."""
 
-    if values.size * values.dtype.itemsize < HANDED_OVER:
+    if values.size * values.dtype.itemsize < PARALLEL_GATHER:
         return None
     return jnp.zeros((batch, *values.shape[1:]), values.dtype)
 
 
-def _fetch(space: Array | None, values: Array, rows: Array) -> Array:
-    """values[rows]; with a space written over it, on one core.
+def _gather(buffer: Array | None, values: Array, rows: Array) -> Array:
+    """Return values[rows], written into the buffer if there is one.
 
-    XLA judges a gather by all that it could read. So it hands even a small mini-batch over to all cores, which takes
-    longer than to fetch it. It does not do that with what is written in place; half by half, because what is written
-    in one piece counts as new.
+    XLA parallelises a gather by the size of its source, even for ten rows, and starting the threads takes longer than
+    copying them. It does not parallelise an update in place. Two halves, because XLA treats an update of the whole
+    buffer as a new array.
     """
-    import jax.numpy as jnp
-    from jax import lax
 
-    # Only a client without rows can be out of range; looking out for that would cost a pass over the batch.
+    # Only a client without rows can be out of range; checking for that would cost a pass over the batch.
     take = partial(jnp.take, values, axis=0, mode="clip")
-    if space is None:
+    if buffer is None:
         return take(rows)
     half = len(rows) // 2
     for first, part in ((0, rows[:half]), (half, rows[half:])):
-        space = lax.dynamic_update_slice_in_dim(space, take(part), first, 0)
-    return space
+        buffer = lax.dynamic_update_slice_in_dim(buffer, take(part), first, 0)
+    return buffer
 
 
 def _sgd_step(
     local: LocalTraining, received: Params, weights: Params, velocity: Params, gradient: Params, lr: Array
 ) -> tuple[Params, Params]:
-    import jax
 
     if local.weight_decay:
         gradient = jax.tree.map(lambda g, w: g + local.weight_decay * w, gradient, weights)

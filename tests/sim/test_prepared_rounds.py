@@ -1,4 +1,4 @@
-"""Rounds computed ahead of their records: the same numbers, and nothing of them to be seen before their time."""
+"""Rounds that share a program: the same numbers, and nothing of them shows before its turn."""
 
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -6,7 +6,6 @@ from itertools import islice
 import jax
 import numpy as np
 import pytest
-from test_sim_driver import digest
 
 import fedpick.policies  # noqa: F401  (fills the registry)
 from fedpick.availability.process import Trace
@@ -15,8 +14,9 @@ from fedpick.core.policy import Policy
 from fedpick.core.session import Session
 from fedpick.core.state import Stateless
 from fedpick.core.types import Selection
-from fedpick.sim import Faults, LearningRate, LocalTraining, ServerStep, Simulator, ahead, simulate
+from fedpick.sim import Faults, LearningRate, LocalTraining, ServerStep, Simulator, simulate
 from tests.sim.naive_loop import make_federation
+from tests.sim.test_loop import digest
 
 FAULTS = Faults(dropout=0.2, nan=0.1, deadline=3, latency=1, speed_spread=0.5)
 LOCAL = LocalTraining(lr=LearningRate(initial=0.1, milestones=(5,)), steps=3, batch_size=8)
@@ -48,31 +48,28 @@ def run(simulator, session, rounds=ROUNDS, **options):
 
 def one_by_one(*arguments, **options):
     simulator, session = start(*arguments, **options)
-    simulator.fuses = False
+    simulator.engine.rounds_at_once = 1
     return simulator, session
 
 
 @pytest.fixture
-def programs_run(monkeypatch):
-    """How many rounds each call of the two programs was for, on a machine that is never busy."""
-    from fedpick.sim.jax_engine.engine import Programs
-
-    monkeypatch.setattr(ahead, "SHORT_SECONDS", np.inf)
+def calls(monkeypatch):
+    """How many rounds each call of the engine was for: (started together, trained alone)."""
+    from fedpick.sim.jax_engine.engine import JaxEngine
 
     together, alone = [], []
-    train_rounds, train = Programs.train_rounds, Programs.train
+    start_rounds, train = JaxEngine.start_rounds, JaxEngine.train
 
-    def several(self, params, velocity, works, pieces):
-        assert len({piece.kind for piece in pieces}) == 1
+    def several(self, params, velocity, works, evaluate):
         together.append(len(works))
-        return train_rounds(self, params, velocity, works, pieces)
+        return start_rounds(self, params, velocity, works, evaluate)
 
     def single(self, *arguments):
         alone.append(1)
         return train(self, *arguments)
 
-    monkeypatch.setattr(Programs, "train_rounds", several)
-    monkeypatch.setattr(Programs, "train", single)
+    monkeypatch.setattr(JaxEngine, "start_rounds", several)
+    monkeypatch.setattr(JaxEngine, "train", single)
     return together, alone
 
 
@@ -82,7 +79,7 @@ def programs_run(monkeypatch):
     [LOCAL, LocalTraining(lr=0.1, epochs=2, batch_size=8, momentum=0.5, proximal=0.1)],
     ids=["steps", "epochs"],
 )
-def test_it_makes_no_difference(policy, local, programs_run):
+def test_it_makes_no_difference(policy, local, calls):
     simulator, session = start(policy, local)
     other, other_session = one_by_one(policy, local)
     for ours, theirs in zip(run(simulator, session), run(other, other_session), strict=True):
@@ -101,17 +98,18 @@ def test_it_makes_no_difference(policy, local, programs_run):
             assert ours.test_loss == pytest.approx(theirs.test_loss, rel=1e-4)
         for mine, his in zip(jax.tree.leaves(simulator.params), jax.tree.leaves(other.params), strict=True):
             np.testing.assert_allclose(mine, his, rtol=1e-4, atol=1e-6)
-    together, _ = programs_run
+    together, alone = calls
     assert sum(together) == ROUNDS
     assert max(together) > 4
+    assert len(alone) == ROUNDS  # of the other simulator
 
 
-def test_the_numbers_do_not_depend_on_which_rounds_share_a_program(monkeypatch, tmp_path, programs_run):
+def test_the_numbers_do_not_depend_on_which_rounds_share_a_program(tmp_path, calls):
     whole, session = start()
     expected = digest(whole, list(run(whole, session, losses_every=1)))
-    together, alone = programs_run
+    together, alone = calls
     assert max(together) > 4
-    together.clear()
+    assert not alone
 
     records = []
     for stop in (1, 3, 4, 11, 27, ROUNDS):
@@ -119,17 +117,10 @@ def test_the_numbers_do_not_depend_on_which_rounds_share_a_program(monkeypatch, 
         if records:
             again.load(tmp_path / "model.npz")
             session_again = Session.load(tmp_path / "policy")
-        records += list(run(again, session_again, rounds=stop, losses_every=1, also_the_last=False))
+        records += list(run(again, session_again, rounds=stop, losses_every=1, evaluate_last=False))
         again.save(tmp_path / "model.npz")
         session_again.save(tmp_path / "policy")
     assert digest(again, records) == expected
-
-    together.clear()
-    monkeypatch.setattr(ahead, "SHORT_SECONDS", 0.0)
-    simulator, session = start()
-    assert digest(simulator, list(run(simulator, session, losses_every=1))) == expected
-    assert together == [1] * ROUNDS
-    assert not alone
 
 
 def test_between_two_records_everything_is_at_the_round_of_the_last_one():
@@ -194,8 +185,8 @@ def begin_again(simulator, session):
     ],
 )
 @pytest.mark.parametrize("when", [5, 12, 15, 16, 23])
-def test_who_changes_something_between_two_records_is_heard(change, when):
-    """In the middle of what was computed ahead, and where the next rounds are only running."""
+def test_a_change_between_two_records_takes_effect(change, when):
+    """In the middle of prepared rounds, and between two programs."""
     results = []
     for simulator, session in (start(), one_by_one()):
         records = run(simulator, session)
@@ -211,40 +202,47 @@ def test_who_changes_something_between_two_records_is_heard(change, when):
 
 
 @pytest.mark.parametrize("policy", ["pow-d", "rpow-d", "afl", "ca-fed", "fedcor"])
-def test_a_policy_that_asks_or_learns_gets_what_it_needs_first(policy, programs_run):
+def test_a_policy_that_asks_or_learns_gets_what_it_needs_first(policy, calls):
     simulator, session = start(policy)
-    assert session.foresee(budget=3) is None
     assert len(list(run(simulator, session, rounds=6))) == 6
-    assert not programs_run[0]
+    assert not calls[0]
 
 
-def test_who_changes_the_model_after_every_round_pays_little_for_what_is_thrown_away(programs_run):
-    simulator, session = start()
-    for _ in run(simulator, session, rounds=200):
-        simulator.params = jax.tree.map(lambda leaf: leaf * 0.99, simulator.params)
-    assert sum(programs_run[0]) < 1.2 * 200
+def test_an_update_that_diverges_hands_its_weight_to_the_others(calls):
+    """Client 3 has data that make its update infinite; it is known only after the round was prepared."""
+
+    def spoiled(policy):
+        simulator, session = start(policy, faults=None)
+        x = simulator.federation.x.copy()
+        x[simulator.federation.rows(3)] = 3e38
+        federation = replace(simulator.federation, x=x)
+        simulator = Simulator(federation, "logistic", local=LOCAL, seed=5, group=4)
+        return simulator, Session(session.policy, simulator.clients, seed=1)
+
+    simulator, session = spoiled("uniform")
+    other, other_session = spoiled("uniform")
+    other.engine.rounds_at_once = 1
+    failures = 0
+    for ours, theirs in zip(run(simulator, session), run(other, other_session), strict=True):
+        np.testing.assert_array_equal(ours.outcome.completed, theirs.outcome.completed)
+        np.testing.assert_array_equal(ours.weights, theirs.weights)
+        assert ours.weights.sum() == pytest.approx(1.0 if ours.outcome.completed.any() else 0.0)
+        failures += int((~ours.outcome.completed).sum())
+        for mine, his in zip(jax.tree.leaves(simulator.params), jax.tree.leaves(other.params), strict=True):
+            assert np.isfinite(mine).all()
+            np.testing.assert_allclose(mine, his, rtol=1e-4, atol=1e-6)
+    assert failures > 5
 
 
-def test_losses_are_measured_when_nothing_else_is_running(monkeypatch):
-    """They would wait for it in any case, and be blamed for the time."""
-    calls = []
-    settle, client_losses = ahead.Ahead.settle, Simulator.client_losses
-    monkeypatch.setattr(ahead.Ahead, "settle", lambda self: (calls.append("settle"), settle(self))[1])
-    monkeypatch.setattr(Simulator, "client_losses", lambda self: (calls.append("losses"), client_losses(self))[1])
-    simulator, session = start()
-    list(run(simulator, session, rounds=20, losses_every=4))
-    assert calls == ["settle", "losses"] * 5
-
-
-def test_a_large_model_is_trained_round_by_round(programs_run):
+def test_a_large_model_is_trained_round_by_round(calls):
     federation = make_federation(sizes=(20,) * 12, shape=(100,))
     simulator = Simulator(federation, "mlp", local=LOCAL, shards=1)
     session = Session(registry.get("uniform"), simulator.clients)
     assert len(list(run(simulator, session, rounds=3))) == 3
-    assert not programs_run[0]
+    assert not calls[0]
 
 
-def test_masks_of_ones_own_are_asked_for_in_their_round():
+def test_masks_of_another_type_are_asked_for_in_their_round():
     class FollowsTheRecords:
         done, asked_early = 0, False
 
@@ -259,7 +257,7 @@ def test_masks_of_ones_own_are_asked_for_in_their_round():
     assert not mine.asked_early
 
 
-def test_a_session_or_a_simulator_of_ones_own_is_asked_as_ever():
+def test_a_subclass_of_session_or_simulator_is_called_in_every_round():
     class Counting(Simulator):
         trained = 0
 
@@ -306,7 +304,7 @@ def test_what_goes_wrong_goes_wrong_in_its_round():
     assert records[-1].index == 10
 
 
-def test_nothing_is_computed_beyond_the_last_round(programs_run):
+def test_nothing_is_computed_beyond_the_last_round(calls):
     simulator, session = start()
     list(run(simulator, session, rounds=21))
-    assert sum(programs_run[0]) == 21
+    assert sum(calls[0]) == 21

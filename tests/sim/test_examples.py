@@ -1,4 +1,4 @@
-"""The examples on the device: the right ones, and no second copy of those that can be shared."""
+"""The clients' examples: the right ones, and no second copy of those that can be shared."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from fedpick.core.errors import InvalidInput
 from fedpick.core.types import Selection
 from fedpick.data.types import Federation
 from fedpick.sim import LocalTraining, Simulator, Task, examples
-from fedpick.sim.examples import Rows, aligned, frozen
+from fedpick.sim.examples import Examples, aligned, frozen
 from tests.sim.naive_loop import make_federation
 
 ON_CPU = jax.default_backend() == "cpu"
@@ -42,7 +42,7 @@ def filled():
 @pytest.mark.skipif(not ON_CPU, reason="Only a CPU can share the memory of a numpy array.")
 def test_frozen_and_aligned_data_are_shared():
     x = frozen(filled())
-    assert Rows(plain(x)).x.unsafe_buffer_pointer() == x.ctypes.data
+    assert jax.device_put(Examples(plain(x)).x).unsafe_buffer_pointer() == x.ctypes.data
     with pytest.raises(ValueError, match="read-only"):
         x[0, 0] = 1.0
     with pytest.raises(ValueError, match="read-only"):
@@ -51,7 +51,7 @@ def test_frozen_and_aligned_data_are_shared():
 
 def test_data_that_the_caller_can_write_to_are_not_shared():
     x = filled()
-    held = Rows(plain(x))
+    held = Examples(plain(x))
     x[:] = -1.0
     np.testing.assert_array_equal(held.x, np.arange(600).reshape(200, 3))
 
@@ -60,7 +60,7 @@ def test_data_that_the_caller_can_write_to_are_not_shared():
 def test_normalised_rows_in_the_order_of_the_clients(monkeypatch, block):
     monkeypatch.setattr(examples, "_ROWS_AT_ONCE", block)
     federation = make_federation(shape=(3, 2, 1))
-    held = Rows(federation)
+    held = Examples(federation)
     expected = federation.normalized(federation.x[federation.indices]).reshape(-1, 6)
     np.testing.assert_array_equal(held.x, expected)
     np.testing.assert_array_equal(held.y, federation.y[federation.indices])

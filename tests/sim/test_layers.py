@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
@@ -40,6 +38,11 @@ def test_convolution_is_the_textbooks(monkeypatch, kernel, padding, cpu):
     np.testing.assert_allclose(got, expected + layer["bias"], rtol=1e-4, atol=1e-4)
 
 
+def assert_close(found, expected):
+    """Equal up to the rounding of float32 sums, which grows with the largest terms."""
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * float(np.abs(expected).max()))
+
+
 def loss(layer, x, kernel, padding):
     return (layers.convolution(layer, x, kernel, padding) ** 2).sum()
 
@@ -59,28 +62,9 @@ def test_gradients_for_cpus_are_jaxs_own_also_for_several_clients_at_once(monkey
     for images, leaves in zip((x, x + 1), expected, strict=True):
         got = gradient(layer, images, kernel, padding)
         for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(leaves), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
+            assert_close(ours, theirs)
     both = jax.vmap(lambda images: jax.grad(loss)(layer, images, kernel, padding))(np.stack([x, x + 1]))
-    np.testing.assert_allclose(both["weight"][1], expected[1][0]["weight"], rtol=1e-4, atol=1e-3)
-
-
-def test_convolutions_in_a_loop_have_the_order_of_dimensions_that_is_fast_on_a_cpu():
-    import jax
-    from jax import lax
-
-    x, layer, _ = case(5, 2)
-
-    def steps(layer, x):
-        def step(_, weights):
-            by_layer, by_x = jax.grad(loss, argnums=(0, 1))(weights, x, 5, 2)
-            return jax.tree.map(lambda w, g: w - 1e-6 * g * by_x.sum(), weights, by_layer)
-
-        return lax.fori_loop(0, 3, step, layer)
-
-    program = jax.jit(steps).lower(layer, x).compile().as_text()
-    orders = re.findall(r" convolution\(.*dim_labels=(\S+?)[,\s]", program)
-    assert len(orders) == 3
-    assert set(orders) == {"b01f_01io->b01f"}
+    assert_close(both["weight"][1], expected[1][0]["weight"])
 
 
 def test_max_pool_leaves_out_an_odd_last_row():

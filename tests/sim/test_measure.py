@@ -65,7 +65,7 @@ def test_a_trial_measures_the_model_that_training_would_give_and_commits_nothing
 def test_outputs_are_mean_answers_of_the_trained_model_on_common_noise():
     simulator = simulator_for(noise_examples=32)
     values = simulator.measure(Probe(clients=[2, 0], signal=Signal.OUTPUTS))
-    noise = simulator.programs._noise(32, simulator.seed)
+    noise = simulator.engine.noise(32)
     for row, client in zip(values, (2, 0), strict=True):
         update, _ = train_client(simulator, simulator.params, client, 0)
         trained = jax.tree.map(np.add, to_numpy(simulator.params), update)
@@ -147,5 +147,5 @@ def test_what_cannot_be_measured_is_refused():
     simulator = simulator_for()
     with pytest.raises(MissingSignal, match=r"outcome\.loss"):
         simulator.measure(Probe(clients=[0], signal=Signal.OUTCOME_LOSS))
-    with pytest.raises(InvalidInput, match="Nobody has validation data"):
+    with pytest.raises(InvalidInput, match="No client has validation data"):
         Simulator(make_federation(), "logistic", local=LOCAL, losses_on="validation")

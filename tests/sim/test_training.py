@@ -1,7 +1,5 @@
 """The fast path against the readable loop, for every task, local solver and server step."""
 
-import os
-import re
 from dataclasses import replace
 
 import jax
@@ -12,7 +10,7 @@ from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Signal
 from fedpick.core.types import Probe, Selection
 from fedpick.sim import LearningRate, LocalTraining, ServerStep, Simulator, Task, tasks
-from fedpick.sim.jax_engine import engine as programs
+from fedpick.sim.jax_engine import engine
 from tests.sim.naive_loop import (
     assert_trees_close,
     client_batches,
@@ -51,10 +49,10 @@ SERVERS = {
 
 @pytest.fixture
 def fresh_programs():
-    """For a test that changes a constant of the programs: none are kept from before, and none of its own after it."""
-    programs._training_programs.cache_clear()
+    """Compile anew before and after a test that changes a constant of the programs."""
+    engine._training_programs.cache_clear()
     yield
-    programs._training_programs.cache_clear()
+    engine._training_programs.cache_clear()
 
 
 def follow(simulator, selections, rounds_done=0):
@@ -81,60 +79,15 @@ def test_local_solvers(solver, group, shards):
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_local_solvers_with_mini_batches_on_one_core(monkeypatch, fresh_programs, solver, group):
     """As with more data than these."""
-    monkeypatch.setattr("fedpick.sim.jax_engine.training.HANDED_OVER", 0)
+    monkeypatch.setattr("fedpick.sim.jax_engine.training.PARALLEL_GATHER", 0)
     simulator = Simulator(make_federation(), "logistic", local=SOLVERS[solver], seed=3, group=group, shards=1)
     follow(simulator, [Selection(clients=[4, 0, 2]), Selection(clients=[1, 3, 5, 0])])
 
 
-def handed_over_kernels(federation, task, local, group):
-    """The kernels of the training program that XLA splits over all cores."""
-    programs._training_programs.cache_clear()
-    simulator = Simulator(federation, task, local=local, group=group, shards=1)
-    cohort = simulator.programs.cohort(np.arange(3), np.ones(3))
-    arguments = simulator.rows.x, simulator.rows.y, np.zeros(2, np.uint32), cohort, np.float32(0.1)
-    text = simulator.programs._training[group].piece.lower(simulator.params, *arguments).compile().as_text()
-    return re.findall(r"%(\S+) = .*outer_dimension_partitions\":\[\"", text)
-
-
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one core nothing can be handed over")
-@pytest.mark.parametrize(
-    ("task", "batch", "size", "features"),
-    [("logistic", 512, 4000, 60), ("mlp", 16, 50_000, 4)],
-    ids=["light model", "small batch"],
-)
-@pytest.mark.parametrize("group", [1, 10])
-def test_mini_batches_are_not_handed_over_to_other_cores(
-    monkeypatch, fresh_programs, group, task, batch, size, features
-):
-    """XLA would do that for any gather from so much data (2 or 3 MB, and 0.6 of labels), however little is read."""
-    federation = make_federation(sizes=(size,) * 3, shape=(features,))
-    local = LocalTraining(lr=0.1, steps=3, batch_size=batch)
-
-    def handed_over():
-        names = handed_over_kernels(federation, task, local, group)
-        return [name for name in names if "gather" in name or "slice" in name]
-
-    assert not handed_over()
-    # The control: it would be seen if they were.
-    monkeypatch.setattr("fedpick.sim.jax_engine.training.HANDED_OVER", 2**60)
-    assert handed_over()
-
-
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one core nothing can be handed over")
-def test_nothing_of_a_light_models_training_is_handed_over_to_other_cores(monkeypatch, fresh_programs):
-    """Drawing is the largest piece of work that one kernel does: 10 clients, 5 steps of 32."""
-    local = LocalTraining(lr=0.1, steps=5, batch_size=32)
-    federation = make_federation(sizes=(900,) * 3, shape=(60,), num_classes=10)
-
-    assert not handed_over_kernels(federation, "logistic", local, 10)
-    monkeypatch.setattr("fedpick.sim.jax_engine.training.ONE_CORE", 2**20)
-    assert handed_over_kernels(federation, "logistic", local, 10)
-
-
-@pytest.mark.parametrize("large", [1, 10**9], ids=["turned", "as they are"])
+@pytest.mark.parametrize("large", [1, 10**9], ids=["transposed", "as they are"])
 @pytest.mark.parametrize("solver", ["epochs", "momentum and decay", "fedprox"])
-def test_large_matrices_are_turned_and_turned_back(monkeypatch, fresh_programs, solver, large):
-    """6 x 16 and 16 x 3, so that one left the wrong way round would not fit; more than a light model has."""
+def test_large_matrices_are_transposed_and_back(monkeypatch, fresh_programs, solver, large):
+    """6 x 16 and 16 x 3: a matrix left transposed would not fit; more parameters than a light model has."""
     monkeypatch.setattr("fedpick.sim.jax_engine.training.LARGE_MATRIX", large)
     task = replace(tasks.get("mlp", input_shape=(6,), num_classes=3, hidden=(16,)), name="under test")
     simulator = Simulator(make_federation(), task, local=SOLVERS[solver], seed=3, group=3, shards=1)

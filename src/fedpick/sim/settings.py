@@ -1,0 +1,146 @@
+"""Settings of the simulator: what a chosen client does, and what the server does with the updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedpick.core.arrays import IntArray
+from fedpick.core.errors import InvalidInput
+from fedpick.core.validation import assign, choice, number, whole
+from fedpick.data.types import Part
+
+__all__ = ["LearningRate", "LocalTraining", "ServerStep", "SimulatorSettings"]
+
+Sampling = Literal["epoch", "batch", "replacement"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate:
+    """initial * factor^(milestones reached) * per_round^t / (1 + decay * t), for round t = 0, 1, ...
+
+    >>> schedule = LearningRate(initial=0.1, milestones=(150, 300))
+    >>> [schedule.at(t) for t in (0, 149, 150, 300)]
+    [0.1, 0.1, 0.05, 0.025]
+    """
+
+    initial: float
+    milestones: Sequence[int] = ()
+    """Rounds, from 0, at which the rate is multiplied by `factor` once more."""
+    factor: float = 0.5
+    per_round: float = 1.0
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("initial", "factor", "per_round"):
+            number(self, name, "(0, inf)")
+        number(self, "decay", "[0, inf)")
+        assign(self, milestones=tuple(int(milestone) for milestone in self.milestones))
+
+    def at(self, round: int) -> float:
+        """Return the rate of one round."""
+        reached = sum(milestone <= round for milestone in self.milestones)
+        return self.initial * self.factor**reached * self.per_round**round / (1.0 + self.decay * round)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """Mini-batch SGD on a client. Give `steps` (batches) or `epochs`, not both.
+
+    The optimiser starts fresh in every round: its momentum is not kept. (CA-Fed's authors keep it in their code; their
+    paper does not mention it.)
+    """
+
+    lr: float | LearningRate
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = 64
+    """None: the client's whole training data in every step (gradient descent)."""
+    sampling: Sampling = "epoch"
+    """"epoch": pass over a fresh permutation, then the next one; "batch": every batch draws min(batch_size, n)
+    distinct examples anew; "replacement": every batch draws batch_size examples independently."""
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    """Adds weight_decay * w to the gradient, as PyTorch's SGD does."""
+    proximal: float = 0.0
+    """FedProx's mu: adds mu * (w - received w) to the gradient."""
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise InvalidInput(
+                f"LocalTraining needs either steps or epochs. Got steps={self.steps}, epochs={self.epochs}."
+            )
+        for name in ("steps", "epochs", "batch_size"):
+            whole(self, name, 1, optional=True)
+        choice(self, "sampling", ("epoch", "batch", "replacement"))
+        if not isinstance(self.lr, LearningRate):
+            assign(self, lr=LearningRate(initial=self.lr))
+        for name in ("momentum", "weight_decay", "proximal"):
+            number(self, name, "[0, inf)")
+
+    def lr_at(self, round: int) -> float:
+        """Return the learning rate of one round."""
+        assert isinstance(self.lr, LearningRate)
+        return self.lr.at(round)
+
+    def num_steps(self, sizes: IntArray) -> IntArray:
+        """(k,) steps of clients with these numbers of training examples; a client without data takes none."""
+        if self.steps is not None:
+            return np.where(sizes > 0, self.steps, 0)
+        assert self.epochs is not None
+        return self.epochs * self.batches_per_epoch(sizes)
+
+    def batches_per_epoch(self, sizes: IntArray) -> IntArray:
+        """(k,) batches in one pass."""
+        return (sizes > 0).astype(np.int64) if self.batch_size is None else -(-sizes // self.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStep:
+    """How the server uses the weighted sum of updates.
+
+        model <- model + lr * sum_i w_i update_i                                                (plain)
+        v <- momentum v + (weight_decay model - sum_i w_i update_i); model <- model - lr v      (SGD with momentum)
+
+    The weights w_i are those of `fedpick.aggregation_weights`. If they are all 0, neither model nor momentum changes.
+    CA-Fed's authors use momentum=0.9, weight_decay=0.01.
+    """
+
+    lr: float | LearningRate = 1.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    radius: float | None = None
+    """Project the model onto the ball of this radius (Euclidean norm of all parameters) after the step."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lr, LearningRate):
+            assign(self, lr=LearningRate(initial=self.lr))
+        for name in ("momentum", "weight_decay"):
+            number(self, name, "[0, inf)")
+        if self.radius is not None:
+            number(self, "radius", "(0, inf)")
+
+    def lr_at(self, round: int) -> float:
+        """Return the server's learning rate of one round."""
+        assert isinstance(self.lr, LearningRate)
+        return self.lr.at(round)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatorSettings:
+    """How a `Simulator` measures and computes; see its arguments of the same names."""
+
+    losses_on: Part = "train"
+    shards: int | None = None
+    group: int | None = None
+    sketch: int | None = None
+    noise_examples: int = 128
+
+    def __post_init__(self) -> None:
+        choice(self, "losses_on", ("train", "validation", "test", "all"))
+        for name in ("shards", "group", "sketch"):
+            whole(self, name, 1, optional=True)
+        whole(self, "noise_examples", 1)
