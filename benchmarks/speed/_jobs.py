@@ -25,7 +25,7 @@ from fedpick.core.rng import Purpose
 from fedpick.core.session import Session
 from fedpick.core.types import aggregation_weights
 from fedpick.sim import LocalTraining, Simulator, hashing
-from fedpick.sim.jax_engine.training import batch_positions
+from fedpick.sim.batches import batch_positions
 
 __all__ = ["JOBS", "Job", "federation", "find", "simulator", "write_work"]
 
@@ -148,7 +148,7 @@ def write_work(job: Job, sim: Simulator, rounds: int, folder: Path) -> None:
         weights.append(aggregation_weights(selection, everybody, sim.clients))
         batches.append([_rows(sim, index, int(client)) for client in selection.clients])
         chooser.tell(_completed(index, selection.clients))
-    rows = sim.rows
+    rows = sim.examples
     arrays = {"x": rows.x, "y": rows.y, "test_x": rows.test_x, "test_y": rows.test_y}
     arrays |= {"cohorts": cohorts, "weights": weights, "batches": np.array(batches, np.int32)}
     for name, values in arrays.items():
@@ -164,9 +164,9 @@ def _rows(sim: Simulator, index: int, client: int) -> np.ndarray:
     assert sim.local.steps is not None and sim.local.batch_size is not None
     key = hashing.fold(hashing.key_from(sim.seed, int(Purpose.BATCHES), index), client)
     step = np.arange(sim.local.steps, dtype=np.uint32)[:, None]
-    size = np.array([sim.rows.sizes[client]], np.uint32)
+    size = np.array([sim.examples.sizes[client]], np.uint32)
     positions = batch_positions(sim.local, key, step, size, sim.local.batch_size)[0]
-    return np.asarray(sim.rows.starts[client] + positions)
+    return np.asarray(sim.examples.starts[client] + positions)
 
 
 def _completed(index: int, clients: np.ndarray) -> Any:

@@ -187,7 +187,7 @@ class FederatedRun:
             budget=self.settings["budget"],
             availability=LaterTrace(self.trace, history) if history else self.trace,
             # Which rounds are evaluated must not depend on how many were asked for this time.
-            also_the_last=False,
+            evaluate_last=False,
             evaluate_every=self.settings["evaluate_every"],
             losses_every=self.settings["losses_every"],
             # Specs from before simulate refused this ask for it where nobody has local test data: nothing is measured.
@@ -238,10 +238,9 @@ class FederatedRun:
 
 def _record(record: SimulatedRound, num_clients: int, extra: Mapping[str, NDArray[Any]]) -> RoundRecord:
     selection, outcome = record.selection, record.outcome
-    everybody = np.ones(num_clients, dtype=bool)
     return RoundRecord(
         index=record.index,
-        available=everybody if record.available is None else record.available,
+        available=record.available,
         clients=selection.clients,
         given_weights=selection.weights,
         weights=record.weights,
@@ -251,7 +250,7 @@ def _record(record: SimulatedRound, num_clients: int, extra: Mapping[str, NDArra
         duration=outcome.duration,
         update_norm=outcome.update_norm,
         counters=record.counters.as_dict(),
-        seconds=record.timings.as_dict(),
+        seconds=record.seconds.as_dict(),
         test_accuracy=record.test_accuracy,
         test_loss=record.test_loss,
         objective=record.objective,

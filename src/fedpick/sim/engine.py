@@ -35,6 +35,11 @@ class Work(NamedTuple):
     lr: float
     server_lr: float
 
+    def equals(self, other: Work) -> bool:
+        """Whether both describe the same training, to the last bit."""
+        pairs: Any = zip(self, other, strict=True)
+        return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
 
 class Trained(NamedTuple):
     """The result of a `Work`."""

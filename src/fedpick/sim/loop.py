@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedpick.availability.process import AvailabilityProcess, Trace
+from fedpick.core.arrays import BoolArray, FloatArray
 from fedpick.core.errors import InvalidInput, OutOfOrder
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.record import RoundRecord, Timings
 from fedpick.core.session import Session
-from fedpick.core.arrays import BoolArray, FloatArray
 from fedpick.core.types import Outcome, Selection, aggregation_weights
 from fedpick.sim.simulator import Simulator
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.core import checkpoint
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import InvalidInput, MissingSignal, OutOfOrder, StateFileError
 from fedpick.core.policy import Signal
 from fedpick.core.record import Counters, Timings
@@ -274,8 +275,7 @@ class Simulator:
         if not self._prepared:
             return None
         ahead = self._prepared.popleft()
-        same_work = all(np.array_equal(new, old) for new, old in zip(plan.work, ahead.work, strict=True))
-        if same_work and self._is_model(self._prepared_from):
+        if plan.work.equals(ahead.work) and self._is_model(self._prepared_from):
             trained = ahead.rounds.result(ahead.step)
             if (self._weights_after(plan, trained) == plan.work.weights).all():
                 self._prepared_from = self.engine.leaves(trained.params, trained.velocity)

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose
-from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.sim import hashing
 from fedpick.sim.engine import Float32Array, Params, Trained, Work
 from fedpick.sim.examples import Examples
@@ -64,7 +64,7 @@ class _StartedRound(NamedTuple):
     piece: _Piece
     reports: Array
     """(rounds, 2, c) losses and norms of all rounds of the program."""
-    index: int
+    place: int
     """Of this round in the program."""
     values: Array | None
     """The evaluation of the test set."""
@@ -81,7 +81,7 @@ class _StartedRounds:
         """Wait for one of the rounds."""
         started = self.rounds[step]
         losses, norms = np.empty((2, len(started.piece.places)), np.float32)
-        _fill(losses, norms, started.piece, np.asarray(started.reports)[started.index])
+        _fill(losses, norms, started.piece, np.asarray(started.reports)[started.place])
         return Trained(*started.state, losses, norms, None if started.values is None else _means(started.values))
 
 
@@ -225,10 +225,10 @@ class JaxEngine:
         for _, same in groupby(jobs, key=lambda job: job[1].kind):
             chunk = list(same)
             states, reports = self._dispatch_rounds(params, velocity, chunk)
-            for index, ((_, piece), state) in enumerate(zip(chunk, states, strict=True)):
+            for place, ((_, piece), state) in enumerate(zip(chunk, states, strict=True)):
                 due = evaluate[len(started)] and len(self.test_y) > 0
                 values = self._test_values(state[0]) if due else None
-                started.append(_StartedRound(state, piece, reports, index, values))
+                started.append(_StartedRound(state, piece, reports, place, values))
             params, velocity = states[-1]
         return _StartedRounds(started)
 
