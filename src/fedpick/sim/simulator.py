@@ -22,9 +22,8 @@ from fedpick.core.errors import InvalidInput, MissingSignal, OutOfOrder, StateFi
 from fedpick.core.policy import Signal
 from fedpick.core.record import Counters, Timings
 from fedpick.core.rng import Purpose
-from fedpick.core.writing import write_atomically
-from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.types import Clients, Outcome, Probe, Selection, aggregation_weights
+from fedpick.core.writing import write_atomically
 from fedpick.data.types import Federation, Part
 from fedpick.sim import hashing, tasks
 from fedpick.sim.engine import Engine, Params, Rounds, Trained, Work
