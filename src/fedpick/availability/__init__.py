@@ -1,28 +1,27 @@
-"""Who can be reached in each round.
+"""Availability: which clients can be reached in each round.
 
-A *process* holds hyper-parameters only: `get("log-normal", beta=0.5)`. Started on a table of clients with a seed it
-gives a *trace*: one boolean mask per round, independent of every other random number, so that all policies face the
-same one.
+A *process* holds hyper-parameters only: `get("log-normal", beta=0.5)`. Started on a table of clients with a seed, it
+returns a *trace*: one boolean mask per round. A trace has its own random numbers, so all policies face the same one.
 
     process = fedpick.availability.get("correlated-population")
     trace = process.start(clients, seed=3)
     trace.mask(0), trace.mask(999)             # (N,) bool, read-only; any round, in any order, always the same
     trace.availability, trace.correlation      # (N,) the true pi_k and lambda_k
-    clients = trace.oracle(clients)            # the table with both filled in, for policies that are told them
+    clients = trace.oracle(clients)            # the table with both filled in, for policies that use the truth
 
 | name                                                          | module | from                                  |
 |---------------------------------------------------------------|--------|---------------------------------------|
 | ideal, homogeneous, more-data-first, less-data-first,         | modes  | FedGS, table 1 and appendix C         |
 | y-max-first, y-cycle, log-normal, sin-log-normal              |        |                                       |
 | markov, correlated-population, clustered                      | markov | CA-Fed, sections III-D, V-A and V-B e |
-| alternating-groups                                            | groups | Power-of-Choice, appendix G.3         |
-| trace                                                         | replay | real device logs: FLASH, FedScale, own |
+| alternating-groups                                            | modes  | Power-of-Choice, appendix G.3         |
+| trace                                                         | logs   | device logs: FLASH, FedScale, others  |
 
-Masks are made round by round: a million clients for a thousand rounds never need the whole matrix. A round in which
-nobody can be reached is an answer like any other (all False); the driver skips it, counts it and goes on.
+Masks are computed round by round: a million clients for a thousand rounds never need the whole matrix. A round without
+any reachable client is valid (all False): the driver counts it and continues.
 
-`estimators` turns the masks seen so far into estimates of pi_k and lambda_k that any policy can use; `statistics` sums
-up a trace. Nothing here needs more than numpy.
+`estimators` turns the observed masks into estimates of pi_k and lambda_k for policies. `statistics` summarises a trace.
+The package needs NumPy only.
 
 >>> import numpy as np
 >>> from fedpick.core.types import Clients
@@ -48,10 +47,10 @@ from fedpick.availability.estimators import (
     no_counts,
     update_counts,
 )
-from fedpick.availability.groups import AlternatingGroups
-from fedpick.availability.logs import DeviceLogs, read_logs
+from fedpick.availability.logs import DeviceLogs, Replay, read_logs
 from fedpick.availability.markov import Clustered, CorrelatedPopulation, Markov
 from fedpick.availability.modes import (
+    AlternatingGroups,
     Homogeneous,
     Ideal,
     LessDataFirst,
@@ -62,7 +61,6 @@ from fedpick.availability.modes import (
     YMaxFirst,
 )
 from fedpick.availability.process import AvailabilityProcess, Trace
-from fedpick.availability.replay import Replay
 from fedpick.core.errors import InvalidInput, unknown_name
 
 __all__ = [
@@ -106,19 +104,19 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> type[AvailabilityProcess]:
-    """The class behind a name."""
+    """Return the class that is registered under a name."""
     if name not in _BUILT_IN:
         raise unknown_name("availability process", name, _BUILT_IN, "`fedpick list availability` shows them all")
     return _BUILT_IN[name]
 
 
 def summary(name: str) -> str:
-    """One line about a process."""
+    """Return the first line of the process's docstring."""
     return (inspect.getdoc(load(name)) or "").partition("\n")[0]
 
 
 def get(name: str, **parameters: Any) -> AvailabilityProcess:
-    """Build a process by its name; parameters are plain values, as they come from a TOML file.
+    """Build a process by name. Parameters are plain values, as a TOML file gives them.
 
     >>> get("log-normal", beta=0.3)
     LogNormal(beta=0.3, redraw=False)
@@ -130,7 +128,7 @@ def get(name: str, **parameters: Any) -> AvailabilityProcess:
     if unknown:
         raise InvalidInput(
             f"The availability process {name!r} has no parameter {unknown[0]!r}. "
-            f"It has: {', '.join(known) or 'none at all'}."
+            f"It has: {', '.join(known) or 'no parameters'}."
         )
     if name == "trace" and "path" not in parameters:
         raise InvalidInput("The availability process 'trace' needs path, the file of device logs to replay.")

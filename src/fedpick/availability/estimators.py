@@ -1,12 +1,12 @@
-"""Availability and correlation of every client, estimated from the masks seen so far (CA-Fed, section IV-B).
+"""Estimates of every client's availability and correlation from the observed masks (CA-Fed, section IV-B).
 
 pi_k, the probability of being available, has a beta prior: (rounds available + n) / (rounds seen + n + m) with
 n = m = prior. The client's two-state Markov chain has one beta prior per row of its transition matrix, so each row is
 divided by the time spent in the state it *starts from*, and lambda_k = P(on | on) - P(on | off), the second eigenvalue
 of that matrix.
 
-The counts are plain per-client arrays in `AvailabilityCounts`. A policy makes them part of its own state by deriving
-that state from it; `update_counts` then takes and returns the policy's state:
+The counts are per-client arrays in `AvailabilityCounts`. A policy derives its own state from that class.
+`update_counts` then takes and returns the policy's state:
 
     @dataclass(frozen=True, kw_only=True)
     class State(AvailabilityCounts):
@@ -19,11 +19,11 @@ that state from it; `update_counts` then takes and returns the policy's state:
         state = update_counts(state, context.available)
         pi = estimate_availability(state, prior=self.prior)
 
-A newcomer starts with empty counts, so its estimates use its own age and never the global clock; the round in which it
-appears has no predecessor (`last_mask` is -1), hence counts as an observation but not as a transition.
+A newcomer starts with empty counts, so its estimates use its own age and never the global clock. The round in which it
+appears has no predecessor (`last_mask` is -1): it counts as an observation but not as a transition.
 
-Deviation from the authors' code, on purpose: it divides transition counts by the total time and puts a prior of 100
-pseudo-rounds at the *true* values; both make the estimate of lambda wrong or unfair, so neither is offered.
+Deviation from the authors' code: it divides transition counts by the total time, which makes the estimate of lambda
+wrong, and puts a prior of 100 pseudo-rounds at the *true* values, which is unfair. Neither is offered.
 
 >>> import numpy as np
 >>> counts = AvailabilityCounts(**no_counts(2))
@@ -60,7 +60,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AvailabilityCounts:
-    """What the masks seen so far say about every client, each (N,)."""
+    """Counts over the observed masks, each (N,)."""
 
     rounds_seen: IntArray = per_client()
     """Rounds in which the client's availability was known."""
@@ -75,14 +75,14 @@ class AvailabilityCounts:
     became_available: IntArray = per_client()
     """Of these, the ones that end in an available round."""
     last_mask: NDArray[np.int8] = per_client()
-    """1 available, 0 not, -1 unknown: what the latest round said."""
+    """The latest round: 1 available, 0 not, -1 unknown."""
 
 
 CountsT = TypeVar("CountsT", bound=AvailabilityCounts)
 
 
 def no_counts(num_clients: int) -> dict[str, NDArray[Any]]:
-    """The fields of `AvailabilityCounts` before anything was seen, to be unpacked into a state."""
+    """Return the fields of `AvailabilityCounts` before the first observation, to be unpacked into a state."""
     names = (
         "rounds_seen",
         "rounds_available",
@@ -97,7 +97,7 @@ def no_counts(num_clients: int) -> dict[str, NDArray[Any]]:
 
 
 def update_counts(counts: CountsT, available: BoolArray, known: BoolArray | None = None) -> CountsT:
-    """The counts after one more round; `known` says whose availability was observed in it (None: everybody's)."""
+    """Return the counts after one more round. `known` masks the clients that were observed (None: all)."""
     shape = counts.last_mask.shape
     for name, mask in (("available", available), ("known", known)):
         if mask is not None and (mask.shape != shape or mask.dtype != np.bool_):
@@ -127,7 +127,7 @@ def update_counts(counts: CountsT, available: BoolArray, known: BoolArray | None
 
 
 def estimate_availability(counts: AvailabilityCounts, prior: float = 1.0) -> FloatArray:
-    """Posterior mean of pi_k under a Beta(prior, prior), (N,); 1/2 for a client of which nothing is known."""
+    """Posterior mean of pi_k under a Beta(prior, prior), (N,); 1/2 for a client without observations."""
     return _posterior_mean(counts.rounds_available, counts.rounds_seen, prior)
 
 
@@ -140,7 +140,7 @@ def estimate_transitions(counts: AvailabilityCounts, prior: float = 1.0) -> tupl
 
 
 def estimate_correlation(counts: AvailabilityCounts, prior: float = 1.0) -> FloatArray:
-    """lambda_k = P(on | on) - P(on | off) from their posterior means, (N,); 0 while nothing is known."""
+    """lambda_k = P(on | on) - P(on | off) from their posterior means, (N,); 0 without observations."""
     stay, appear = estimate_transitions(counts, prior)
     return stay - appear
 
@@ -149,7 +149,7 @@ def estimate_stationary_availability(counts: AvailabilityCounts, prior: float = 
     """pi_k as the stationary probability of the estimated chain, (N,): the alternative of CA-Fed's section V-B d."""
     stay, appear = estimate_transitions(counts, prior)
     leaving_rate = appear + (1.0 - stay)
-    # Only prior = 0 and a client that never changed its state give 0 / 0: then the plain frequency is the answer.
+    # With prior = 0 a client that never changed its state gives 0 / 0: use its frequency.
     frequency = estimate_availability(counts, prior)
     return np.divide(appear, leaving_rate, out=frequency, where=leaving_rate > 0)
 

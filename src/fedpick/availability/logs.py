@@ -1,4 +1,4 @@
-"""Device logs: when real devices could be reached, as lists of events, and the readers for the forms they come in.
+"""Device logs: when real devices were reachable, the readers of four formats, and their replay as a trace.
 
 | format     | file                                                                                        |
 |------------|---------------------------------------------------------------------------------------------|
@@ -9,7 +9,13 @@
 | flash-json | {device id: {'messages': "2020-01-28 18:00:00<tab>battery_charged_on<newline>..."}}         |
 
 Times are seconds. A state holds until the next event: 0 unavailable, 1 available for evaluation only, 2 available for
-training. FedScale's and FLASH's logs know only 0 and 2.
+training. FedScale's and FLASH's logs contain 0 and 2 only.
+
+Replay. Round t reads the log at the moment offset_seconds + t * round_seconds. With fewer clients than devices, clients
+are devices drawn without replacement. With more, every further pass over the devices replays them shifted by another
+whole day, which keeps the time of the day but not the weekday. After as many passes as a log has whole days the shifts
+start again; some clients are then exact copies of others. A log that ends starts again, after whole days if it is
+longer than one day. A mask depends on (device, shift) only: a round costs a search per pair and a gather per client.
 """
 
 from __future__ import annotations
@@ -22,16 +28,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedpick.core.arrays import FloatArray, IntArray
+from fedpick.availability.process import AvailabilityProcess, Trace, trace_stream
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import DataError, InvalidInput
-from fedpick.core.validation import assign
+from fedpick.core.types import Clients
+from fedpick.core.validation import assign, choice, flag, number, require, whole
 
-__all__ = ["FORMATS", "DeviceLogs", "read_csv", "read_fedscale", "read_flash_json", "read_logs", "read_npz"]
+__all__ = [
+    "FORMATS",
+    "DeviceLogs",
+    "Replay",
+    "ReplayTrace",
+    "read_csv",
+    "read_fedscale",
+    "read_flash_json",
+    "read_logs",
+    "read_npz",
+]
 
 DAY = 86_400.0
 _AVAILABLE = 2
@@ -80,16 +98,18 @@ class DeviceLogs:
 def read_logs(
     path: str | Path, *, format: str = "auto", series: str | None = None, requirements: Sequence[str] | None = None
 ) -> DeviceLogs:
-    """Read device logs; `auto` goes by the ending: .npz, .csv, .json (FLASH), .pkl, .pickle or none (FedScale)."""
+    """Read device logs. `auto` uses the file's ending: .npz, .csv, .json (FLASH), .pkl, .pickle or none (FedScale)."""
     path = Path(path)
     if format == "auto":
         format = _ENDINGS.get(path.suffix.lower(), "")
         if not format:
             raise InvalidInput(
-                f"The format of {path.name} cannot be told from its ending. Say format=, one of {', '.join(FORMATS)}."
+                f"The format of {path.name} is not known from its ending. Pass format=, one of {', '.join(FORMATS)}."
             )
     if not path.is_file():
-        raise DataError(f"There is no file of device logs at {path}. Give the path of one, relative to where you run.")
+        raise DataError(
+            f"There is no file of device logs at {path}. Pass its path, absolute or relative to the working directory."
+        )
     if format == "npz":
         return read_npz(path, series)
     if format == "flash-json":
@@ -100,12 +120,12 @@ def read_logs(
 
 
 def _whole_days(horizon: float) -> float:
-    # A log that starts again must do so at the same time of the day; shorter ones simply start again.
+    # A log that repeats keeps the time of the day, unless it is shorter than a day.
     return horizon // DAY * DAY if horizon >= DAY else max(horizon, 1.0)
 
 
 def read_npz(path: str | Path, series: str | None = None) -> DeviceLogs:
-    """Logs stored as arrays; `series` is the prefix when a file holds several.
+    """Read logs stored as arrays. `series` is the prefix if a file holds several.
 
     Without a `period` array, a log starts again after the whole days between 0 and its last event.
     """
@@ -120,7 +140,7 @@ def read_npz(path: str | Path, series: str | None = None) -> DeviceLogs:
     if series is None or series not in found:
         raise DataError(
             f"{path} holds the logs {', '.join(map(repr, found)) or '(none)'}; "
-            f"{'say which one with series=' if series is None else f'there is no {series!r}'}."
+            f"{'pass one of them as series=' if series is None else f'there is no {series!r}'}."
         )
     prefix = f"{series}_" if series else ""
     missing = [name for name in ("t", "state") if prefix + name not in arrays]
@@ -135,7 +155,7 @@ def read_npz(path: str | Path, series: str | None = None) -> DeviceLogs:
 
 
 def read_csv(path: str | Path) -> DeviceLogs:
-    """Events as lines of `client,time,state` under a header, in any order; devices come in order of appearance."""
+    """Read lines of `client,time,state` under a header, in any order. Devices are numbered as they appear."""
     devices: dict[str, int] = {}
     rows: list[tuple[int, float, int]] = []
     with Path(path).open(newline="", encoding="utf-8-sig") as file:
@@ -159,7 +179,7 @@ def read_csv(path: str | Path) -> DeviceLogs:
 
 
 def read_flash_json(path: str | Path, requirements: Sequence[str] = ("charging", "wifi", "locked")) -> DeviceLogs:
-    """FLASH's state traces. A device is available while it meets all requirements, of charging, wifi and locked.
+    """Read FLASH's state traces. A device is available while it meets all `requirements`.
 
     The log's clock starts at midnight of the first day in the file, so the time of the day is kept.
     """
@@ -191,7 +211,7 @@ def read_flash_json(path: str | Path, requirements: Sequence[str] = ("charging",
 
 
 FLASH_REQUIREMENTS = ("charging", "wifi", "locked")
-# What each message of a FLASH log says; battery percentages and other messages change no requirement.
+# The effect of each message of a FLASH log. Other messages, such as battery percentages, change no requirement.
 _FLASH_MESSAGES = {
     "battery_charged_on": ("charging", True),
     "battery_charged_off": ("charging", False),
@@ -204,14 +224,14 @@ _FLASH_MESSAGES = {
 
 def _flash_events(where: str, messages: str, requirements: Sequence[str]) -> Iterable[tuple[datetime, int]]:
     met = dict.fromkeys(FLASH_REQUIREMENTS, False)
-    for number, line in enumerate(messages.splitlines(), start=1):
+    for position, line in enumerate(messages.splitlines(), start=1):
         if not line.strip():
             continue
         stamp, _, message = line.strip().partition("\t")
         try:
             moment = datetime.strptime(stamp.strip(), "%Y-%m-%d %H:%M:%S")
         except ValueError as error:
-            raise DataError(f"{where}, message {number}: expected 'date time<tab>message'. Got {line!r}.") from error
+            raise DataError(f"{where}, message {position}: expected 'date time<tab>message'. Got {line!r}.") from error
         requirement, value = _FLASH_MESSAGES.get(message.strip().lower(), (None, False))
         if requirement is not None:
             met[requirement] = value
@@ -219,7 +239,7 @@ def _flash_events(where: str, messages: str, requirements: Sequence[str]) -> Ite
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads numbers, strings, lists and dicts. Whatever would import or call something is refused."""
+    """Read numbers, strings, lists and dicts only. Refuse any import or call."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise DataError(
@@ -232,7 +252,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_fedscale(path: str | Path) -> DeviceLogs:
-    """FedScale's behaviour trace, unpickled in a reader that refuses everything but plain values.
+    """Read FedScale's behaviour trace, a pickle, with a reader that refuses everything but plain values.
 
     A client is available from each `active` time to the matching `inactive` time; the pattern repeats after its
     `finish_time`. A pattern that begins with an `inactive` time was available from the start.
@@ -242,7 +262,7 @@ def read_fedscale(path: str | Path) -> DeviceLogs:
             table = _PlainUnpickler(file).load()
     except DataError as error:
         raise DataError(f"{path} is refused. {error}") from error.__cause__
-    except Exception as error:  # a damaged pickle fails in any way
+    except Exception as error:  # a damaged pickle may raise anything
         raise DataError(f"{path} is damaged or not a pickle: {type(error).__name__}: {error}.") from error
     if type(table) is not dict or not table:
         raise DataError(f"{path} must hold a dict of clients. Got {type(table).__name__}.")
@@ -263,7 +283,7 @@ def read_fedscale(path: str | Path) -> DeviceLogs:
 
 
 def _without_empty_sessions(active: list[int], inactive: list[int]) -> tuple[list[int], list[int]]:
-    """The starts and ends of sessions, without those that end when they begin; a start beyond the last end stays."""
+    """Return the starts and ends of sessions without empty ones. A start after the last end stays."""
     empty = {position for position, ends in enumerate(zip(active, inactive, strict=False)) if ends[0] == ends[1]}
     starts, ends = ([time for at, time in enumerate(times) if at not in empty] for times in (active, inactive))
     return starts, ends
@@ -290,8 +310,8 @@ def _from_events(
     num_devices: int,
     period: NDArray[Any] | None,
 ) -> DeviceLogs:
-    # Events of one device at one moment keep their order, so that the last one holds; a FedScale session that ends when
-    # the next one begins lists its end later, so there the start must come last: hence states break ties for it.
+    # Events of one device at one moment keep their order: the last one holds. FedScale lists the end of a session after
+    # the start of the next, even at the same moment. There the start must come last, so states break the ties.
     keys = (times, device) if period is None else (states, times, device)
     order = np.lexsort(keys)
     offsets = np.concatenate([[0], np.cumsum(np.bincount(device.astype(np.int64), minlength=num_devices))])
@@ -324,3 +344,163 @@ _ENDINGS = {
     ".pickle": "fedscale",
     "": "fedscale",
 }
+
+
+_MOST_SAMPLES = 10_000
+
+
+@final
+class ReplayTrace(Trace):
+    """Device logs, read once per round; all rounds are equally long."""
+
+    def __init__(
+        self,
+        num_clients: int,
+        seed: int,
+        *,
+        logs: DeviceLogs,
+        round_seconds: float,
+        offset_seconds: float = 0.0,
+        least_state: int = 2,
+        shuffle: bool = True,
+    ) -> None:
+        super().__init__(num_clients, seed)
+        if not (logs.states >= least_state).any():
+            raise InvalidInput(
+                f"No device of these logs is ever in state {least_state} or above (the highest is "
+                f"{logs.states.max(initial=0)}), so no client would ever be available. Choose a smaller least_state."
+            )
+        self.logs = logs
+        self.round_seconds = round_seconds
+        self.offset_seconds = offset_seconds
+        self.device, self.shift_days = _deal(num_clients, seed, logs, shuffle)
+        pairs, self._pair_of = np.unique(self.shift_days * len(logs) + self.device, return_inverse=True)
+        self._pair_device, self._pair_shift = pairs % len(logs), pairs // len(logs) * DAY
+        # One ascending axis for all devices: device d's events lie at d * stride + time.
+        self._stride = max(float(logs.times.max(initial=0.0)), float(logs.period.max())) + 1.0
+        owner = np.repeat(np.arange(len(logs)), np.diff(logs.offsets))
+        self._keys = owner * self._stride + logs.times
+        self._on = np.append(logs.states >= least_state, False)  # the last entry is the state before the first event
+
+    def _mask(self, round: int) -> BoolArray:
+        start = self.offset_seconds + round * self.round_seconds
+        return self._states_at(self._pair_device, start + self._pair_shift)[self._pair_of]
+
+    def _states_at(self, device: IntArray, moments: FloatArray) -> BoolArray:
+        within = np.mod(moments, self.logs.period[device])
+        event = np.searchsorted(self._keys, device * self._stride + within, side="right") - 1
+        event[event < self.logs.offsets[device]] = -1
+        return self._on[event]
+
+    def _truth(self) -> tuple[FloatArray, FloatArray]:
+        """Compute the share of rounds and the correlation between rounds over a whole cycle of each log.
+
+        Rounds of equal length read the same moments of a log again: a device that is on every night is always available
+        in a round at every midnight. If the cycle is too long, the availability is the log's share of time.
+        """
+        period = self.logs.period[self._pair_device]
+        cycle = _rounds_per_cycle(period, self.round_seconds)
+        samples = int(min(_MOST_SAMPLES, max(2, np.ceil(period.max() / self.round_seconds), cycle.max())))
+        count, now, later, both = (np.zeros(len(period)) for _ in range(4))
+        for sample in range(samples):
+            seen = self.offset_seconds + self._pair_shift + sample * self.round_seconds
+            moment = np.where(cycle > 0, seen, period * (sample / samples))
+            counted = (cycle == 0) | (sample < cycle)
+            first = self._states_at(self._pair_device, moment) & counted
+            second = self._states_at(self._pair_device, moment + self.round_seconds) & counted
+            count += counted
+            now += first
+            later += second
+            both += first & second
+        now, later, both = now / count, later / count, both / count
+        spread = np.sqrt(np.maximum(now * (1 - now) * later * (1 - later), 0.0))
+        correlation = np.divide(both - now * later, spread, out=np.zeros(len(period)), where=spread > 1e-12)
+        share = np.where(cycle > 0, now, self._time_share()[self._pair_device])
+        return share[self._pair_of], np.clip(correlation, -1, 1)[self._pair_of]
+
+    def _time_share(self) -> FloatArray:
+        offsets, period = self.logs.offsets, self.logs.period
+        owner = np.repeat(np.arange(len(self.logs)), np.diff(offsets))
+        ends = np.append(self.logs.times[1:], 0.0)
+        last = offsets[1:][np.diff(offsets) > 0] - 1
+        ends[last] = np.inf
+        inside = np.minimum(ends, period[owner]) - np.minimum(self.logs.times, period[owner])
+        return np.bincount(owner, weights=inside * self._on[:-1], minlength=len(self.logs)) / period
+
+
+def _rounds_per_cycle(period: FloatArray, round_seconds: float) -> IntArray:
+    """(D,) rounds until a log is read at the same moments again; 0 if that is never or takes too long."""
+    if round_seconds != int(round_seconds):
+        return np.zeros(len(period), dtype=np.int64)
+    whole = period.astype(np.int64)
+    cycle = whole // np.gcd(whole, int(round_seconds))
+    return np.where((whole == period) & (cycle <= _MOST_SAMPLES), cycle, 0)
+
+
+def _deal(num_clients: int, seed: int, logs: DeviceLogs, shuffle: bool) -> tuple[IntArray, IntArray]:
+    """(N,) the device and (N,) the shift in days of every client."""
+    generator = trace_stream(seed)
+    count = len(logs)
+    passes = -(-num_clients // count)
+    rows = [generator.permutation(count) if shuffle else np.arange(count) for _ in range(passes)]
+    device = np.concatenate(rows)[:num_clients]
+    days = np.maximum(logs.period // DAY, 1).astype(np.int64)
+    return device, (np.arange(num_clients) // count) % days[device]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Replay(AvailabilityProcess):
+    """Replay of real device logs, resampled to any number of clients by whole-day shifts."""
+
+    path: str
+    """The file of logs."""
+    round_seconds: float = 600.0
+    """Length of a round."""
+    offset_seconds: float = 0.0
+    """Position of round 0 in the log."""
+    least_state: int = 2
+    """A device in this state or above is available: 2 for training only, 1 for evaluation, too."""
+    format: str = "auto"
+    """"npz", "csv", "fedscale", "flash-json", or "auto": by the ending of the file's name."""
+    series: str | None = None
+    """The log to read from an .npz file that holds several."""
+    requirements: Sequence[str] = FLASH_REQUIREMENTS
+    """Conditions that a FLASH device must meet to be available: some of charging, wifi, locked."""
+    shuffle: bool = True
+    """Assign devices to clients at random; false: client k is device k."""
+    reference: ClassVar[str] = """@inproceedings{yang2021flash,
+  title={Characterizing Impacts of Heterogeneity in Federated Learning upon Large-Scale Smartphone Data},
+  author={Yang, Chengxu and Wang, Qipeng and Xu, Mengwei and Chen, Zhenpeng and Bian, Kaigui and Liu, Yunxin and
+          Liu, Xuanzhe},
+  booktitle={Proceedings of the Web Conference},
+  year={2021}
+}"""
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.path, (str, Path)) and bool(str(self.path)), self, "path", "the path of a file")
+        assign(
+            self,
+            path=str(self.path),
+            round_seconds=number(self, "round_seconds", "[1e-3, inf)"),
+            offset_seconds=number(self, "offset_seconds", "[0, inf)"),
+            least_state=whole(self, "least_state", 1),
+            requirements=tuple(self.requirements),
+        )
+        choice(self, "format", ("auto", *FORMATS))
+        flag(self, "shuffle")
+        known = bool(self.requirements) and set(self.requirements) <= set(FLASH_REQUIREMENTS)
+        require(known, self, "requirements", f"a list of some of {', '.join(FLASH_REQUIREMENTS)}")
+
+    def start(self, clients: Clients, seed: int) -> ReplayTrace:
+        """See `AvailabilityProcess.start`; reads the file."""
+        logs = read_logs(self.path, format=self.format, series=self.series, requirements=self.requirements)
+        return ReplayTrace(
+            len(clients),
+            seed,
+            logs=logs,
+            round_seconds=self.round_seconds,
+            offset_seconds=self.offset_seconds,
+            least_state=self.least_state,
+            shuffle=self.shuffle,
+        )

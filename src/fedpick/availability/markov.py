@@ -1,17 +1,16 @@
-"""Two-state Markov chains: a client that is available now tends to be available next (CA-Fed, sections III-D and V-A).
+"""Two-state Markov chains: availability with memory (CA-Fed, sections III-D and V-A).
 
 Client k is described by pi_k, its stationary probability of being available, and lambda_k, its lag-one correlation
 (the second eigenvalue of its chain): P(on | on) = lambda + (1 - lambda) pi, P(on | off) = (1 - lambda) pi. The chain
 starts in its stationary law. lambda may be negative, down to -min(pi, 1 - pi) / max(pi, 1 - pi), where a probability
 reaches 0 or 1.
 
-How any round is reached directly. One uniform number u_t per client and round drives the chain: on if
+How any round is computed directly. One uniform number u_t per client and round drives the chain: on if
 u_t < P(on | state before). With low and high the smaller and the larger of the two probabilities, u_t < low means on
 and u_t >= high means off *whatever the state before was*; only in between, with probability |lambda|, does the past
 matter: the state is kept (lambda > 0) or flipped (lambda < 0). So the state in round t follows from walking back from t
-until every client has met a round that decided for it. This is the same chain, number for number, as stepping forward
-from round 0. The walk takes about log(N) / (1 - |lambda|) rounds, one round if the round before was the latest asked,
-and never more than t.
+until every client has a round that sets its state. This gives the same masks as stepping forward from round 0. The walk
+takes about log(N) / (1 - |lambda|) rounds, one round if the previous round was the latest computed, and at most t.
 
 Populations. `correlated-population` is that of section V-A: half of the clients "more available" (1/2 + g), half "less
 available" (1/2 - g); in each half, half are correlated (lambda = nu), half weakly correlated (lambda ~ N(0,
@@ -21,7 +20,7 @@ it draws the size of each class at random (`split="random"`). `clustered` is sec
 one chain.
 
 Deviations. A weak lambda outside the feasible range is clipped to it. The paper does not say which clients are in which
-class: `order="shuffled"` deals the classes out at random, so that they do not coincide with the order of the data.
+class: `order="shuffled"` assigns the classes at random, so that they do not follow the order of the data.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from numpy.typing import ArrayLike
 from fedpick.availability.process import (
     AvailabilityProcess,
     Trace,
-    checked_values,
-    spread,
+    numbers,
+    one_each,
     trace_stream,
 )
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray
@@ -84,7 +83,7 @@ class MarkovTrace(Trace):
         cluster: IntArray | None = None,
     ) -> None:
         super().__init__(num_clients, seed)
-        # A hair of rounding below the border is the border itself.
+        # Tolerate rounding below the bound.
         lowest = smallest_correlation(availability)
         if (wrong := correlation < lowest - 1e-12).any():
             first = int(wrong.argmax())
@@ -106,7 +105,7 @@ class MarkovTrace(Trace):
         self._latest_state: tuple[int, BoolArray] | None = None
 
     def _truth(self) -> tuple[FloatArray, FloatArray]:
-        # Who is always or never there does not change, whatever was asked for.
+        # The state of a client with pi = 0 or 1 never changes, whatever its lambda.
         correlation = np.where((self._pi > 0) & (self._pi < 1), self._correlation, 0.0)
         if self.cluster is None:
             return self._pi, correlation
@@ -119,7 +118,7 @@ class MarkovTrace(Trace):
         return state.copy() if self.cluster is None else state[self.cluster]
 
     def _state(self, round: int) -> BoolArray:
-        """The chains in this round: walk back until every one has met a round that does not depend on the past."""
+        """Walk back until every chain has a round whose state does not depend on the past."""
         known = self._latest_state
         if known is not None and known[0] == round - 1:  # the usual case: one step forward
             return self._round_stream(round).random(len(self._pi)) < np.where(known[1], self._after_on, self._after_off)
@@ -140,7 +139,7 @@ class MarkovTrace(Trace):
             pending = pending[open_]
             flipped[pending] ^= self._flips[pending]
             round -= 1
-            if self._frozen[pending].all():  # |lambda| = 1 never decides anew: go straight to the start
+            if self._frozen[pending].all():  # |lambda| = 1 always depends on the past: jump to round 0
                 flipped[pending] ^= self._flips[pending] & (round % 2 == 1)
                 round = 0
         return state
@@ -160,16 +159,16 @@ class Markov(AvailabilityProcess):
     def __post_init__(self) -> None:
         assign(
             self,
-            availability=checked_values(self, "availability", 0, 1),
-            correlation=checked_values(self, "correlation", -1, 1),
+            availability=numbers(self, "availability", 0, 1),
+            correlation=numbers(self, "correlation", -1, 1),
         )
 
     def start(self, clients: Clients, seed: int) -> MarkovTrace:
         """See `AvailabilityProcess.start`."""
         count = len(clients)
-        # __post_init__ has made numbers or arrays of what the fields allow; mypy sees the fields.
-        availability = spread(self.availability, count, "Markov.availability", "clients")  # type: ignore[arg-type]
-        correlation = spread(self.correlation, count, "Markov.correlation", "clients")  # type: ignore[arg-type]
+        # __post_init__ has converted the fields to floats or arrays, which their type does not say.
+        availability = one_each(self.availability, count, "Markov.availability", "clients")  # type: ignore[arg-type]
+        correlation = one_each(self.correlation, count, "Markov.correlation", "clients")  # type: ignore[arg-type]
         return MarkovTrace(count, seed, availability=availability, correlation=correlation)
 
 
@@ -185,9 +184,9 @@ class CorrelatedPopulation(AvailabilityProcess):
     noise: float = 0.01
     """epsilon: standard deviation of lambda around 0 for the weakly correlated clients."""
     variant: str = "paper"
-    """"paper" (four classes of equal size) or "authors" (three classes: nobody is more available *and* correlated)."""
+    """"paper" (four classes of equal size) or "authors" (three classes: none is more available *and* correlated)."""
     split: str = "equal"
-    """"equal" class sizes (as equal as whole numbers allow) or "random" ones, each client's class drawn by itself."""
+    """"equal" class sizes (up to rounding), or "random": each client's class is drawn independently."""
     order: str = "shuffled"
     """"shuffled", or "blocks": the classes one after the other, more available first, correlated before weak."""
     reference: ClassVar[str] = CA_FED
@@ -257,9 +256,9 @@ class Clustered(AvailabilityProcess):
     def __post_init__(self) -> None:
         assign(self, num_clusters=whole(self, "num_clusters", 1))
         if self.availability is not None:
-            assign(self, availability=checked_values(self, "availability", 0, 1))
+            assign(self, availability=numbers(self, "availability", 0, 1))
         if self.correlation is not None:
-            assign(self, correlation=checked_values(self, "correlation", -1, 1))
+            assign(self, correlation=numbers(self, "correlation", -1, 1))
         choice(self, "assignment", ("blocks", "round-robin"))
 
     def start(self, clients: Clients, seed: int) -> MarkovTrace:
@@ -272,9 +271,9 @@ class Clustered(AvailabilityProcess):
         availability = np.where(second_half, 0.1, 0.9)
         correlation = np.where(second_half, index / clusters, 0.0)
         if self.availability is not None:
-            # As in Markov.start: checked values, whatever the field allows.
-            availability = spread(self.availability, clusters, "Clustered.availability", "clusters")  # type: ignore[arg-type]
+            # As in Markov.start: __post_init__ has converted the fields.
+            availability = one_each(self.availability, clusters, "Clustered.availability", "clusters")  # type: ignore[arg-type]
         if self.correlation is not None:
-            correlation = spread(self.correlation, clusters, "Clustered.correlation", "clusters")  # type: ignore[arg-type]
+            correlation = one_each(self.correlation, clusters, "Clustered.correlation", "clusters")  # type: ignore[arg-type]
         cluster = cluster_of_clients(count, clusters, self.assignment)
         return MarkovTrace(count, seed, availability=availability, correlation=correlation, cluster=cluster)

@@ -1,4 +1,6 @@
-"""Independent availability: in every round each client is reachable with its own probability (FedGS, table 1).
+"""Availability without memory: the modes of FedGS (table 1) and the groups of Power-of-Choice (appendix G.3).
+
+In FedGS's modes each client is reachable in every round with its own probability, independently of all others:
 
 | name            | rate of client k in round t                                              | beta in the paper |
 |-----------------|--------------------------------------------------------------------------|-------------------|
@@ -7,19 +9,23 @@
 | more-data-first | n_k^beta / max n^beta                                                    | 0.7               |
 | less-data-first | n_k^-beta / max n^-beta                                                  | 0.7               |
 | y-max-first     | beta * (smallest label of k) / (L - 1) + 1 - beta                        | 0.9               |
-| y-cycle         | beta * [k has the label whose turn it is] + 1 - beta                     | 0.9               |
+| y-cycle         | beta * [k has the active label] + 1 - beta                               | 0.9               |
 | log-normal      | c_k / max c, c_k ~ lognormal(0, -ln(1 - beta))                           | 0.5               |
 | sin-log-normal  | c_k / max c * (0.4 sin(theta_t) + 0.5)                                   | 0.5               |
 
-n_k examples, L labels (columns of the histogram). In `y-cycle` label y has its turn while
-(1 + t mod T) / T is in (y/L, (y+1)/L], T = 10 L rounds (the paper prints a closed interval and no T; this is what the
-authors ran). In `sin-log-normal` the paper's print misplaces a parenthesis and gives no period: T = 24, and the sine
-multiplies inside the bracket; `phase="code"` puts theta_t at 24 equally spaced points of [0, 2 pi] *with both ends*, as
-the authors ran it, `phase="paper"` at 2 pi (1 + t mod T) / T.
+n_k examples, L labels (columns of the histogram). In `y-cycle` label y is active while (1 + t mod T) / T is in
+(y/L, (y+1)/L], with T = 10 L rounds. The paper prints a closed interval and no T; these are the authors' values. In
+`sin-log-normal` the paper misplaces a parenthesis and gives no period. Here T = 24, and the sine multiplies inside the
+bracket. `phase="code"` puts theta_t at 24 equally spaced points of [0, 2 pi] *with both ends*, as the authors' code;
+`phase="paper"` at 2 pi (1 + t mod T) / T.
 
-Deviations. A round in which nobody is reachable stays empty; the authors draw again until somebody is, which
-`redraw=True` does (the rates reported are those before it). Their beta is shrunk by 1e-6 in the log-normal modes so
-that beta = 1 is finite; here beta = 1 is refused. Clients without examples: rate 0 in more-data-first (unless
+`alternating-groups` models time zones. The clients are cut into two fixed halves. The first half is reachable in even
+rounds, the second in odd rounds, each time without a random tenth of it. The paper says 10 %; the code in the authors'
+supplement leaves out 20 %: `excluded=0.2`.
+
+Deviations from FedGS. A round in which no client is reachable stays empty. The authors draw again until one is, which
+`redraw=True` does; the reported rates are those before it. The authors shrink beta by 1e-6 in the log-normal modes so
+that beta = 1 is finite; here beta = 1 is refused. Clients without examples have the rate 0 in more-data-first (unless
 beta = 0), 1 in less-data-first, and no label of their own in the y-modes.
 """
 
@@ -42,6 +48,8 @@ from fedpick.core.types import Clients
 from fedpick.core.validation import assign, choice, flag, number, whole
 
 __all__ = [
+    "AlternatingGroups",
+    "AlternatingTrace",
     "Homogeneous",
     "Ideal",
     "IndependentTrace",
@@ -61,13 +69,20 @@ FEDGS = """@inproceedings{wang2023fedgs,
   year={2023}
 }"""
 
-# With redraw: after so many empty draws the rates are as good as zero and the round stays empty.
+POWER_OF_CHOICE = """@inproceedings{cho2022power,
+  title={Towards Understanding Biased Client Selection in Federated Learning},
+  author={Cho, Yae Jee and Wang, Jianyu and Joshi, Gauri},
+  booktitle={International Conference on Artificial Intelligence and Statistics},
+  year={2022}
+}"""
+
+# With redraw: after this many empty draws the round stays empty.
 _MOST_REDRAWS = 1000
 
 
 @final
 class IndependentTrace(Trace):
-    """Every client is drawn by itself in every round, with a rate that repeats after `period` rounds."""
+    """Every client is drawn independently in every round, with a rate that repeats after `period` rounds."""
 
     def __init__(
         self,
@@ -138,7 +153,7 @@ def _labels_present(process: AvailabilityProcess, clients: Clients) -> BoolArray
 @final
 @dataclass(frozen=True, kw_only=True)
 class Ideal(AvailabilityProcess):
-    """Everybody is available in every round."""
+    """All clients are available in every round."""
 
     def start(self, clients: Clients, seed: int) -> IndependentTrace:
         """See `AvailabilityProcess.start`."""
@@ -148,7 +163,7 @@ class Ideal(AvailabilityProcess):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Homogeneous(AvailabilityProcess):
-    """Everybody is available with the same probability 1 - beta."""
+    """All clients are available with the same probability 1 - beta."""
 
     beta: float = 0.5
     redraw: bool = False
@@ -228,11 +243,11 @@ class YMaxFirst(AvailabilityProcess):
 @final
 @dataclass(frozen=True, kw_only=True)
 class YCycle(AvailabilityProcess):
-    """Labels take turns; the clients that have the label whose turn it is are available (YC)."""
+    """One label is active at a time; the clients that have it are available (YC)."""
 
     beta: float = 0.9
     period: int | None = None
-    """Rounds until every label had its turn; None: ten per label."""
+    """Rounds until every label was active; None: ten per label."""
     redraw: bool = False
     reference: ClassVar[str] = FEDGS
 
@@ -303,7 +318,64 @@ class SinLogNormal(AvailabilityProcess):
 
 
 def _log_normal_rates(beta: float, num_clients: int, seed: int) -> FloatArray:
-    # Normal draws, scaled here: numpy's own lognormal would do the same, but sigma = 0 must give exact ones.
+    # Scale normal draws here instead of calling `lognormal`: sigma = 0 must give exact ones.
     draws = trace_stream(seed).standard_normal(num_clients) * -np.log1p(-beta)
     rates: FloatArray = np.exp(draws - draws.max())
     return rates
+
+
+@final
+class AlternatingTrace(Trace):
+    """Group t mod G is active in round t, without a random part of fixed size."""
+
+    def __init__(self, num_clients: int, seed: int, *, num_groups: int, excluded: float) -> None:
+        super().__init__(num_clients, seed)
+        self._borders = np.arange(num_groups + 1) * num_clients // num_groups
+        sizes = np.diff(self._borders)
+        # The tolerance guards against rounding such as 0.29 * 100 = 28.999999999999996.
+        self._left_out = np.floor(sizes * excluded + 1e-9).astype(np.int64)
+
+    def _mask(self, round: int) -> BoolArray:
+        group = round % len(self._left_out)
+        start, end = int(self._borders[group]), int(self._borders[group + 1])
+        mask = np.zeros(self.num_clients, dtype=np.bool_)
+        mask[start:end] = True
+        left_out = int(self._left_out[group])
+        if left_out:
+            chosen = self._round_stream(round).choice(end - start, size=left_out, replace=False, shuffle=False)
+            mask[start + chosen] = False
+        return mask
+
+    def _truth(self) -> tuple[FloatArray, FloatArray]:
+        sizes, groups = np.diff(self._borders), len(self._left_out)
+        rate = 1.0 - self._left_out / sizes
+        mean = rate / groups
+        # Two consecutive rounds never have the same group active, unless there is only one.
+        product = rate**2 if groups == 1 else np.zeros(groups)
+        variance = mean * (1.0 - mean)
+        correlation = np.divide(product - mean**2, variance, out=np.zeros(groups), where=variance > 1e-15)
+        if groups == 1:
+            correlation[:] = 0.0
+        return np.repeat(mean, sizes), np.repeat(correlation, sizes)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class AlternatingGroups(AvailabilityProcess):
+    """Fixed groups of clients take turns; a random part of the active group is left out."""
+
+    num_groups: int = 2
+    excluded: float = 0.1
+    """Share of the active group left out at random in each round, rounded down to whole clients."""
+    reference: ClassVar[str] = POWER_OF_CHOICE
+
+    def __post_init__(self) -> None:
+        assign(self, num_groups=whole(self, "num_groups", 1), excluded=number(self, "excluded", "[0, 1]"))
+
+    def start(self, clients: Clients, seed: int) -> AlternatingTrace:
+        """See `AvailabilityProcess.start`."""
+        if self.num_groups > len(clients):
+            raise InvalidInput(
+                f"AlternatingGroups has {self.num_groups} groups, but there are only {len(clients)} clients."
+            )
+        return AlternatingTrace(len(clients), seed, num_groups=self.num_groups, excluded=self.excluded)

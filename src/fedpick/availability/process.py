@@ -1,8 +1,8 @@
-"""What every availability process is: hyper-parameters that, started on a table of clients, give one mask per round.
+"""The base classes: a process holds hyper-parameters; started on a table of clients, it returns a trace of masks.
 
-Every round of a trace is reachable directly, and its mask is the same whichever rounds were asked before: the random
-numbers of round t come from their own stream. Draws that hold for a whole trace (a client's rate, its cluster) come
-from the stream of "round 0", those of round t from that of "round t + 1", so that the two never meet.
+Any round of a trace can be computed directly, and its mask does not depend on the rounds computed before: round t has
+its own random stream. Draws that hold for a whole trace (a client's rate, its cluster) use the stream of "round 0",
+those of round t the stream of "round t + 1", so the two never share numbers.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["AvailabilityProcess", "Trace"]
 
 
 class Trace(ABC):
-    """Who can be reached in each round: one process on one table of clients with one seed.
+    """The clients that can be reached in each round: one process on one table of clients with one seed.
 
-    It remembers the latest mask, to step forward cheaply; what it answers never depends on that.
+    A trace keeps its latest mask to step forward cheaply. The masks do not depend on it.
     """
 
     def __init__(self, num_clients: int, seed: int) -> None:
@@ -45,7 +45,7 @@ class Trace(ABC):
         return self._truth_once()[1]
 
     def mask(self, round: int) -> BoolArray:
-        """(N,) who is available in this round, counted from 0; read-only. Nobody at all is a possible answer."""
+        """(N,) the available clients of this round, counted from 0; read-only. It may be all False."""
         index = whole("Trace.mask", "round", 0, value=round)
         latest = self._latest
         if latest is not None and latest[0] == index:
@@ -57,11 +57,11 @@ class Trace(ABC):
 
     @abstractmethod
     def _mask(self, round: int) -> BoolArray:
-        """A new array."""
+        """Compute the mask of one round as a new array."""
 
     @abstractmethod
     def _truth(self) -> tuple[FloatArray, FloatArray]:
-        """(N,) availability and (N,) correlation; asked for once, and only if somebody wants to know."""
+        """Compute (N,) availability and (N,) correlation. Called once, on first use."""
 
     def _truth_once(self) -> tuple[FloatArray, FloatArray]:
         if self._known_truth is None:
@@ -70,7 +70,7 @@ class Trace(ABC):
         return self._known_truth
 
     def oracle(self, clients: Clients) -> Clients:
-        """The table with the true availability and correlation filled in, for policies that are told them."""
+        """Return the table with the true availability and correlation, for policies that use them."""
         return replace(clients, availability=self.availability, correlation=self.correlation)
 
     def _round_stream(self, round: int) -> np.random.Generator:
@@ -78,23 +78,23 @@ class Trace(ABC):
 
 
 class AvailabilityProcess(ABC):
-    """A seeded model of who is reachable. Subclasses are final, frozen, keyword-only dataclasses of plain values."""
+    """A seeded model of availability. Subclasses are final, frozen, keyword-only dataclasses of plain values."""
 
     reference: ClassVar[str] = ""
-    """BibTeX of where it comes from."""
+    """BibTeX of the source."""
 
     @abstractmethod
     def start(self, clients: Clients, seed: int) -> Trace:
-        """The trace for these clients; equal arguments give equal traces on every machine."""
+        """Return the trace for these clients. Equal arguments give equal traces on every machine."""
 
 
 def trace_stream(seed: int) -> np.random.Generator:
-    """The stream for draws that hold for a whole trace."""
+    """Return the random stream for draws that hold for a whole trace."""
     return stream(seed, 0, Purpose.AVAILABILITY)
 
 
-def checked_values(process: object, name: str, low: float, high: float) -> float | FloatArray:
-    """The parameter as one float for all, or a read-only array with one value each, all in [low, high]."""
+def numbers(process: object, name: str, low: float, high: float) -> float | FloatArray:
+    """Return a parameter as one float for all, or as a read-only array with one value each, all in [low, high]."""
     value: Any = getattr(process, name)
     expected = f"a number in [{low:g}, {high:g}], or a list of such numbers with one per client or cluster"
     try:
@@ -110,8 +110,8 @@ def checked_values(process: object, name: str, low: float, high: float) -> float
     return array
 
 
-def spread(value: float | FloatArray, count: int, name: str, what: str) -> FloatArray:
-    """One value for each of `count` clients or clusters."""
+def one_each(value: float | FloatArray, count: int, name: str, what: str) -> FloatArray:
+    """Return one value for each of `count` clients or clusters."""
     if isinstance(value, float):
         return np.full(count, value)
     if len(value) != count:

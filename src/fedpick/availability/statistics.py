@@ -1,4 +1,4 @@
-"""What a trace looks like in numbers, and how fast the estimators learn it; made round by round."""
+"""Statistics of a trace, and how fast the estimators learn it; computed round by round."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ __all__ = ["EstimationErrors", "TraceStatistics", "estimation_error_curve", "mea
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TraceStatistics:
-    """A stretch of a trace in numbers."""
+    """Statistics over some rounds of a trace."""
 
     rates: FloatArray
     """(N,) share of the rounds in which each client was available."""
     available: IntArray
-    """(T,) how many clients were available in each round."""
+    """(T,) number of available clients in each round."""
     autocorrelation: FloatArray
     """(max_lag + 1,) correlation of a client's availability with itself some rounds later, pooled over the clients."""
 
     @property
     def empty_rounds(self) -> int:
-        """Rounds in which nobody was available."""
+        """Number of rounds without an available client."""
         return int((self.available == 0).sum())
 
 
 def measure_trace(trace: Trace, num_rounds: int, *, start: int = 0, max_lag: int = 50) -> TraceStatistics:
-    """Rates, counts and autocorrelation over rounds start .. start + num_rounds - 1; holds 2 max_lag + 1 masks.
+    """Compute rates, counts and autocorrelation over rounds start .. start + num_rounds - 1.
 
     The autocorrelation at lag h is the sum over clients of their covariance at that lag, over the sum of their
-    variances, each client around its own mean in this stretch.
+    variances, each client around its own mean in these rounds. At most 2 max_lag + 1 masks are in memory.
     """
     if not 0 <= max_lag < num_rounds:
         raise InvalidInput(f"max_lag must be at least 0 and below the number of rounds, {num_rounds}. Got {max_lag}.")
@@ -103,9 +103,7 @@ def estimation_error_curve(
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     prior: float = 1.0,
 ) -> EstimationErrors:
-    """How far the estimates are from the truth after so many rounds (CA-Fed, figure 4a): mean over clients of the
-    absolute error of pi and of lambda.
-    """
+    """Compute the mean absolute errors of pi and lambda after each number of rounds (CA-Fed, figure 4a)."""
     points = np.unique(np.asarray(observations, dtype=np.int64))
     if points.size == 0 or points[0] < 1 or not len(seeds):
         raise InvalidInput(f"observations must be at least 1 and there must be a seed. Got {list(observations)}.")

@@ -126,7 +126,7 @@ def test_bad_npz_is_refused(tmp_path):
     with pytest.raises(DataError, match="ascending"):
         read_npz(path)
     np.savez(path, a_offsets=np.array([0]), b_offsets=np.array([0]))
-    with pytest.raises(DataError, match=r"'a', 'b'; say which"):
+    with pytest.raises(DataError, match=r"'a', 'b'; pass one of them"):
         read_npz(path)
     with pytest.raises(DataError, match="no 'c'"):
         read_npz(path, "c")
