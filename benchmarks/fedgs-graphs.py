@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.theory.fedgs import best_edge_scores, draw_graph, edge_scores, graph_similarities
 from fedpick import data
 from fedpick.core.policy import Signal
 from fedpick.core.types import Clients, Probe
 from fedpick.experiments.simulation import FederatedRun, build
 from fedpick.experiments.spec import load_spec
-from fedpick.theory.fedgs import best_edge_scores, draw_graph, edge_scores, graph_similarities
 
 FIGURE = Path(__file__).parents[1] / "docs/figures/fedgs-graph.png"
 BLOCK = 10

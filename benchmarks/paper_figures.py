@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.theory.fedcor import Components, Normality
 from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
 from fedpick.report.charts.chart import styles_of
 from fedpick.report.figures.canvas import new_figure, save_figure
 from fedpick.report.figures.experiment import LINE_STYLES, draw_cells
-from fedpick.theory.fedcor import Components, Normality
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

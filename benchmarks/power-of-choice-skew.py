@@ -12,7 +12,7 @@ import argparse
 
 from fedpick import Clients, policies
 from fedpick.data import load
-from fedpick.theory.power_of_choice import grid, objective_gap, quadratics, skew_extremes
+from fedpick.theory.pow_d import grid, objective_gap, quadratics, skew_extremes
 
 
 def main() -> None:

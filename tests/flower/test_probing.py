@@ -56,7 +56,7 @@ def test_a_loss_that_is_none_is_no_answer(value):
 def test_a_policy_that_learns_nothing_says_so(caplog):
     grid = federation(4)
     start(with_policy(flower.FedAvg(), fedpick.policies.get("afl"), budget=2), grid, rounds=3)
-    assert caplog.text.count("ActiveLearning learns from 'loss'") == 1
+    assert caplog.text.count("AFL learns from 'loss'") == 1
     for node in grid.nodes.values():
         node.app = ClientApp()  # knows nothing of fedpick
         node.app.train()(node.train)

@@ -13,9 +13,8 @@ import fedpick
 from fedpick import Clients, Outcome, Session, Signal
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.policies._cohort_search import best_cohort
-from fedpick.policies._graph import GraphRule, build_graph
+from fedpick.policies._graph import Graph, GraphRule, build_graph
 from fedpick.testing import check_policy
-from fedpick.theory.fedgs import mean_cohort_distance
 
 
 def all_objectives(values, pair, subsets):
@@ -365,11 +364,10 @@ def test_prototypes_choose_as_well_as_the_exact_graph_where_clients_form_groups(
     exact = Session(fedpick.policies.get("fedgs", **options), clients)
     coarse = Session(fedpick.policies.get("fedgs", max_prototypes=50, **options), clients)
     assert (len(exact.state.distance), len(coarse.state.distance)) == (600, 50)
-    distance = exact.state.distance[np.ix_(exact.state.prototype, exact.state.prototype)]
-    means = []
-    for chosen in (exact.ask(budget=20).clients, coarse.ask(budget=20).clients, np.arange(20)):
-        means.append(mean_cohort_distance(distance, chosen))
-    best, found, blind = means
+    best, found, blind = (
+        Graph(exact.state.prototype[chosen], exact.state.distance).mean_distance()
+        for chosen in (exact.ask(budget=20).clients, coarse.ask(budget=20).clients, np.arange(20))
+    )
     assert found - blind > 0.95 * (best - blind) > 0
 
 

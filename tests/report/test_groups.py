@@ -19,7 +19,7 @@ from fedpick.report.material import CHOSEN as IN
 from fedpick.report.material import EXCLUDED as OUT
 from fedpick.report.material import SHUT_OUT as OFF
 from fedpick.report.material import read_material
-from fedpick.theory.ca_fed import cumulative_importance, importance_by_group
+from fedpick.theory.ca_fed import cumulative_importance
 from tests.report.report_store import make_spec, make_store
 
 SIZES = np.array([1.0, 2.0, 3.0, 4.0])
@@ -101,7 +101,7 @@ def test_importance_adds_up_as_by_hand(store):
     assert groups.account_groups(store, run, by_cluster, limit=1).realized == {"cluster 0": 1.0, "cluster 1": 0.0}
     assert account.total_variation == pytest.approx(0.45)
     assert account.realized == pytest.approx({"cluster 0": 0.75, "cluster 1": 0.25})
-    assert account.target == importance_by_group(SIZES / 10, names(by_cluster))
+    assert account.target == pytest.approx({"cluster 0": 0.3, "cluster 1": 0.7})
     assert account.excluded == {}
     # The third client never entered the model.
     assert account.chi_square == np.inf

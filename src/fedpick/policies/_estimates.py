@@ -1,6 +1,6 @@
-"""What the availability-aware policies share: who estimates pi_k and lambda_k, weights alpha_k / pi_k, small budgets.
+"""What the availability-aware policies share: estimates of pi_k and lambda_k, weights alpha_k / pi_k, small budgets.
 
-`estimates` names the source of the two numbers:
+`estimates` names the source of pi_k (availability) and lambda_k (correlation):
 
 - "bayes": counted from the masks seen so far, with a Beta(prior, prior) for pi_k and for each row of the transition
   matrix (CA-Fed, section IV-B);
@@ -62,7 +62,7 @@ RODIO = """
           pages = {1451--1460},
           year = {2024}
         }"""
-"""The paper of ca-fed and of the baselines that have none of their own."""
+"""The paper of ca-fed, and of the baselines that it defines."""
 
 
 class _UsesEstimates(Protocol):
@@ -75,18 +75,18 @@ class _UsesEstimates(Protocol):
 
 
 def check_estimates(policy: _UsesEstimates) -> None:
-    """Refuse hyper-parameters that make no sense."""
+    """Validate the two hyper-parameters."""
     choice(policy, "estimates", _SOURCES)
     number(policy, "prior", "[0, inf)")
 
 
 def oracle_signals(policy: _UsesEstimates, *signals: Signal) -> frozenset[Signal]:
-    """The columns of the table that an oracle must fill in; none where the policy estimates for itself."""
+    """The columns of the table that estimates="oracle" reads; empty for the other estimates."""
     return frozenset(signals) if policy.estimates == "oracle" else frozenset()
 
 
 def count_mask(policy: _UsesEstimates, counts: CountsT, context: RoundContext) -> CountsT:
-    """The counts with this round's mask in them; an oracle needs no counts."""
+    """The counts, including this round's mask. An oracle needs no counts."""
     return counts if policy.estimates == "oracle" else update_counts(counts, context.available)
 
 
@@ -107,7 +107,7 @@ def correlation_of(policy: _UsesEstimates, counts: AvailabilityCounts, context: 
 
 
 def _column(column: FloatArray | None) -> FloatArray:
-    if column is None:  # a session refuses this at the start; a bare call to select may still come here
+    if column is None:  # a session raises at its start; a direct call of select ends here
         raise InvalidInput(
             "estimates='oracle' needs Clients.availability (and Clients.correlation for ca-fed). Got None."
         )
@@ -127,7 +127,7 @@ def inverse_weights(availability: FloatArray, eligible: BoolArray, context: Roun
 
 
 def sample_within_budget(eligible: BoolArray, budget: int, rng: np.random.Generator) -> tuple[IntArray, float]:
-    """The eligible clients, or `budget` of them drawn uniformly, and the factor that keeps the expected update."""
+    """The eligible clients, or `budget` of them drawn uniformly, and the factor of the weights that keeps the step."""
     count = int(np.count_nonzero(eligible))
     if budget >= count:
         return np.flatnonzero(eligible).astype(np.int64), 1.0
@@ -137,16 +137,19 @@ def sample_within_budget(eligible: BoolArray, budget: int, rng: np.random.Genera
 
 @dataclass(frozen=True, kw_only=True)
 class AvailabilityAware(Policy[AvailabilityCounts], ABC):
-    """What the baselines that weigh by availability have in common; each adds its own `select`."""
+    """Base of the baselines that weight by availability. Each adds its own `select`."""
 
     estimates: str = "bayes"
     prior: float = 1.0
 
+    def __post_init__(self) -> None:
+        check_estimates(self)
+
     @property
     def needs(self) -> frozenset[Signal]:
-        """The true availability, with an oracle."""
+        """The true availability, with estimates="oracle"."""
         return oracle_signals(self, Signal.AVAILABILITY)
 
     def init(self, clients: Clients, rng: np.random.Generator) -> AvailabilityCounts:
-        """Nothing seen yet."""
+        """No mask is counted yet."""
         return AvailabilityCounts(**no_counts(len(clients)))

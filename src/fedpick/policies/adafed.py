@@ -1,14 +1,13 @@
 """AdaFed (Tan et al. 2022) as CA-Fed compares with it: unbiased weights, normalised in every round.
 
-Algorithm: everybody available trains with the weight (alpha_k / pi_k) / sum over the available of (alpha_h / pi_h)
-(CA-Fed, Rodio et al. 2024, section V-A c). The weights sum to 1 whoever is there, so the length of the step no longer
-fluctuates with availability; in exchange the expectation is not that of full participation.
-With a budget below the number available, that many are drawn uniformly. normalize_over="available": each weight is
-taken from the normalisation over all available clients and grows by available / budget, so that the expected step is
-the one without a budget; normalize_over="cohort": the drawn clients' weights are normalised among themselves and sum
-to 1.
-Drop-outs: the weights of those who complete are scaled back to the sum given.
-The estimates used in round t count the mask of round t.
+Algorithm (Rodio et al. 2024, section V-A c): all available clients train, with the weight
+(alpha_k / pi_k) / sum over the available of (alpha_h / pi_h). The weights sum to 1 in every round, so the length of the
+step does not change with the available set; in return the expectation is not that of full participation.
+With a budget below the number available, that many clients are drawn uniformly. With normalize_over="available" each
+weight comes from the normalisation over all available clients and is multiplied by available / budget, so that the
+expected step is the one without a budget. With normalize_over="cohort" the weights of the drawn clients sum to 1.
+Drop-outs: the weights of the clients that complete are scaled back to the sum given.
+The estimates of round t include the mask of round t.
 Deviations: the paper and the authors' code define full participation only; both partial forms are ours.
 """
 
@@ -25,7 +24,6 @@ from fedpick.core.validation import choice
 from fedpick.policies._estimates import (
     AvailabilityAware,
     availability_of,
-    check_estimates,
     count_mask,
     inverse_weights,
     sample_within_budget,
@@ -37,10 +35,10 @@ __all__ = ["AdaFed"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class AdaFed(AvailabilityAware):
-    """Everybody available, weighted by importance over availability, normalised in every round.
+    """All available clients, weighted by importance over availability, normalised in every round.
 
     Args:
-        estimates: where pi_k comes from: "bayes", "bayes-chain" or "oracle".
+        estimates: the source of pi_k: "bayes", "bayes-chain" or "oracle".
         prior: pseudo-counts of the beta prior, for either outcome.
         normalize_over: with a small budget, "available" keeps the expected step, "cohort" keeps a sum of 1.
     """
@@ -56,13 +54,13 @@ class AdaFed(AvailabilityAware):
         }"""
 
     def __post_init__(self) -> None:
-        check_estimates(self)
+        super().__post_init__()
         choice(self, "normalize_over", ("available", "cohort"))
 
     def select(
         self, state: AvailabilityCounts, context: RoundContext, rng: np.random.Generator
     ) -> tuple[Selection, AvailabilityCounts]:
-        """Everybody available, or a uniform sample of them."""
+        """All available clients, or a uniform sample of them."""
         state = count_mask(self, state, context)
         weights = inverse_weights(availability_of(self, state, context), context.available, context)
         chosen, factor = sample_within_budget(context.available, context.budget, rng)

@@ -34,7 +34,7 @@ from fedpick.core.state import per_client
 from fedpick.core.types import Clients, Outcome, Probe, RoundContext, Selection
 from fedpick.core.validation import choice, number
 
-__all__ = ["ActiveLearning"]
+__all__ = ["AFL"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ClientLosses:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class ActiveLearning(Policy[ClientLosses]):
+class AFL(Policy[ClientLosses]):
     """Samples by a softmax of loss times the root of the data size, with a uniform share.
 
     Args:

@@ -1,14 +1,14 @@
 """F3AST (Ribero et al. 2023) as CA-Fed compares with it: the rarest and most important of the available clients.
 
-Algorithm: of the available clients, the m = budget with the largest alpha_k / pi_k train, ties broken at random, with
-the weight alpha_k / pi_k, used as it is (CA-Fed, Rodio et al. 2024, section V-A c; the authors' code ranks by the
-square, which is the same order). With a budget for everybody available it is the `unbiased` policy; CA-Fed's
-comparison gives the others everybody and F3AST half of the clients: cohort_size.
-The estimates used in round t count the mask of round t.
-Deviations: F3AST itself divides by the rate at which a client is *selected*, which it learns from its own choices;
+Algorithm (Rodio et al. 2024, section V-A c): of the available clients, the m = budget with the largest alpha_k / pi_k
+train, ties broken at random, with the weight alpha_k / pi_k, used as it is. The authors' code ranks by the square,
+which is the same order. With a budget of at least the number available it is the `unbiased` policy. CA-Fed's comparison
+gives the other policies all clients and F3AST half of them: see cohort_size.
+The estimates of round t include the mask of round t.
+Deviations: F3AST itself divides by the rate at which a client is *selected*, which it learns from its own choices.
 CA-Fed's comparison, followed here, divides by the rate at which it is *available*, so that with a small budget the
 weights are not those of an unbiased step. The authors' code moves pi_k by (1/T) (1[available] - pi_k) in each round,
-from the true value again every time; that is not offered.
+every time from the true value; this is not offered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from fedpick.core.validation import whole
 from fedpick.policies._estimates import (
     AvailabilityAware,
     availability_of,
-    check_estimates,
     count_mask,
     inverse_weights,
 )
@@ -39,9 +38,9 @@ class F3AST(AvailabilityAware):
     """The available clients with the largest importance over availability, weighted by it.
 
     Args:
-        estimates: where pi_k comes from: "bayes", "bayes-chain" or "oracle".
+        estimates: the source of pi_k: "bayes", "bayes-chain" or "oracle".
         prior: pseudo-counts of the beta prior, for either outcome.
-        cohort_size: at most so many, where this policy alone shall take fewer than the budget; None: the budget.
+        cohort_size: the largest cohort, where this policy is to take fewer clients than the budget; None: the budget.
     """
 
     cohort_size: int | None = None
@@ -59,7 +58,7 @@ class F3AST(AvailabilityAware):
         }"""
 
     def __post_init__(self) -> None:
-        check_estimates(self)
+        super().__post_init__()
         whole(self, "cohort_size", 1, optional=True)
 
     def select(

@@ -1,9 +1,9 @@
 """Multinomial ("MD") sampling: clients drawn with replacement by importance, averaged equally.
 
-Algorithm: m = budget independent draws among the available clients, client k with probability p_k over its sum on the
-available, p_k the importance (by default the share of examples). The model moves by the plain mean of the m updates.
-This is the "rand" baseline of Power-of-Choice and the "MDSample" baseline of FedGS; with everybody available it is
-unbiased: E[sum of weights x update] = sum_k p_k x update_k.
+Algorithm: m = budget independent draws among the available clients. Client k has probability p_k over the sum of p on
+the available clients, p_k being its importance (by default the share of examples). The model moves by the plain mean of
+the m updates. This is the "rand" baseline of Power-of-Choice and the "MDSample" baseline of FedGS. With all clients
+available it is unbiased: E[sum of weights x update] = sum_k p_k x update_k.
 Deviations: a client drawn several times trains once and its weight is multiplied, instead of training again with other
 mini-batches.
 """
@@ -20,13 +20,13 @@ from fedpick.core.sampling import draw_with_replacement
 from fedpick.core.state import Stateless
 from fedpick.core.types import Clients, RoundContext, Selection
 
-__all__ = ["Multinomial"]
+__all__ = ["MD"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Multinomial(Policy[Stateless]):
-    """Draws with replacement by importance; copies of a client fold into its weight."""
+class MD(Policy[Stateless]):
+    """Draws with replacement by importance. The weight of a client counts how often it was drawn."""
 
     unbiased: ClassVar[bool] = True
     reference: ClassVar[str] = """

@@ -43,7 +43,7 @@ from fedpick.core.state import derived, per_client
 from fedpick.core.types import Clients, Outcome, Probe, RoundContext, Selection
 from fedpick.core.validation import choice, is_whole, require, whole
 
-__all__ = ["AdaptivePowerOfChoice", "MiniBatchPowerOfChoice", "PowerOfChoice", "RememberingPowerOfChoice"]
+__all__ = ["AdaPowD", "CPowD", "PowD", "RPowD"]
 
 _REFERENCE = """
     @inproceedings{cho2022towards,
@@ -155,7 +155,7 @@ def _equal_weights(chosen: NDArray[np.int64], diagnostics: dict[str, Any]) -> Se
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class PowerOfChoice(Policy[CandidateState]):
+class PowD(Policy[CandidateState]):
     """Of some candidates drawn by importance, those with the largest loss of the current model.
 
     Args:
@@ -165,7 +165,7 @@ class PowerOfChoice(Policy[CandidateState]):
     Five clients with losses 1 to 5, all of them candidates, and two places:
 
     >>> from fedpick import Clients, Session
-    >>> session = Session(PowerOfChoice(num_candidates="all"), Clients(num_examples=np.ones(5)))
+    >>> session = Session(PowD(num_candidates="all"), Clients(num_examples=np.ones(5)))
     >>> session.ask(budget=2, measure=lambda probe: probe.clients + 1.0).clients
     array([4, 3])
     """
@@ -201,7 +201,7 @@ class PowerOfChoice(Policy[CandidateState]):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class MiniBatchPowerOfChoice(Policy[CandidateState]):
+class CPowD(Policy[CandidateState]):
     """Power-of-Choice that estimates the candidates' losses from one mini-batch each.
 
     Args:
@@ -243,7 +243,7 @@ class MiniBatchPowerOfChoice(Policy[CandidateState]):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class AdaptivePowerOfChoice(Policy[CandidateState]):
+class AdaPowD(Policy[CandidateState]):
     """Power-of-Choice whose number of candidates falls to the budget, so that its bias dies out.
 
     At most one of `halve_every` and `drop_at` is given; with neither, d is halved every 5,000 rounds, the schedule of
@@ -269,7 +269,7 @@ class AdaptivePowerOfChoice(Policy[CandidateState]):
         whole(self, "drop_at", 0, optional=True)
         if self.halve_every is not None and self.drop_at is not None:
             raise InvalidInput(
-                f"AdaptivePowerOfChoice takes one schedule. Got halve_every={self.halve_every} and "
+                f"AdaPowD takes one schedule. Got halve_every={self.halve_every} and "
                 f"drop_at={self.drop_at}: leave one out."
             )
 
@@ -281,7 +281,7 @@ class AdaptivePowerOfChoice(Policy[CandidateState]):
     def candidates_in_round(self, index: int, num_clients: int, budget: int) -> int:
         """How many candidates, d, the schedule gives for a round.
 
-        >>> policy = AdaptivePowerOfChoice(halve_every=100)
+        >>> policy = AdaPowD(halve_every=100)
         >>> [policy.candidates_in_round(index, num_clients=30, budget=3) for index in (0, 99, 100, 200, 300, 400)]
         [30, 30, 15, 7, 3, 3]
         """
@@ -329,7 +329,7 @@ class RememberedLosses:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class RememberingPowerOfChoice(Policy[RememberedLosses]):
+class RPowD(Policy[RememberedLosses]):
     """Power-of-Choice without questions: candidates are ranked by the training loss they last reported.
 
     Args:

@@ -1,7 +1,7 @@
 """Uniform sampling without replacement: the baseline of every paper.
 
-Algorithm: of the available clients, m = budget are chosen, every subset equally likely.
-Weights: by num_examples over those who complete (FedGS's "UniformSample"), or equal, 1/k (FedCor's "Rand").
+Algorithm: m = budget of the available clients are chosen, every subset of that size equally likely.
+Weights: by num_examples over the clients that complete (FedGS's "UniformSample"), or equal, 1/k (FedCor's "Rand").
 Deviations: none.
 """
 

@@ -1,7 +1,7 @@
-"""The papers' analyses as functions: one module per paper, on plain arrays, for the selections of any policy.
+"""The papers' analyses that apply to any policy or federation, as functions of plain arrays; one module per paper.
 
-- `power_of_choice`: how biased a policy is on a task with known optima, and what that costs.
-- `fedcor`: whether loss changes are Gaussian, and whether their covariance stays.
-- `fedgs`: how even selection counts are, how diverse cohorts are, how good a graph is.
+- `pow_d`: how biased a policy is on a task with known optima, and what the bias costs.
 - `ca_fed`: where the error under uneven availability comes from.
+
+What only checks a paper's assumptions or draws its figures is in `benchmarks/theory`, which is not installed.
 """

@@ -28,7 +28,6 @@ __all__ = [
     "biased_importance",
     "chi_square_divergence",
     "cumulative_importance",
-    "importance_by_group",
     "optimal_weights",
     "optimization_bound",
     "round_error",
@@ -294,16 +293,3 @@ def cumulative_importance(rounds: Iterable[tuple[ArrayLike, ArrayLike]], num_cli
         np.add.at(sums, np.asarray(clients, dtype=np.int64), np.asarray(weights, dtype=np.float64))
         count += 1
     return sums / max(count, 1)
-
-
-def importance_by_group(importance: ArrayLike, groups: Iterable[str], *, per_client: bool = False) -> dict[str, float]:
-    """The importance of each group of clients, summed or per client; `groups` names the group of every client.
-
-    >>> importance_by_group([0.1, 0.2, 0.3], ["rare", "often", "often"])
-    {'often': 0.5, 'rare': 0.1}
-    """
-    names = np.asarray(list(groups))
-    values = _vector(importance, "importance", len(names))
-    labels, rows, sizes = np.unique(names, return_inverse=True, return_counts=True)
-    sums = np.bincount(rows, weights=values, minlength=len(labels)) / (sizes if per_client else 1)
-    return {str(label): float(value) for label, value in zip(labels, sums, strict=True)}

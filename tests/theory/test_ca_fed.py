@@ -150,12 +150,9 @@ def test_optimal_weights_equal_a_general_solver():
         np.testing.assert_allclose(ours, reference.x, atol=5e-3 * total)
 
 
-def test_cumulative_importance_and_groups():
+def test_cumulative_importance():
     given = errors.cumulative_importance([([0, 1], [1.0, 2.0]), ([1], [3.0]), ([], []), ([2], [4.0])], 4)
     np.testing.assert_allclose(given, [0.25, 1.25, 1.0, 0.0])
-    groups = ["often", "rare", "rare", "often"]
-    assert errors.importance_by_group(given, groups) == pytest.approx({"often": 0.25, "rare": 2.25})
-    assert errors.importance_by_group(given, groups, per_client=True) == pytest.approx({"often": 0.125, "rare": 1.125})
     # Realised against target importance.
     assert errors.total_variation([0.25] * 4, given / given.sum()) == pytest.approx(0.4)
 
@@ -167,7 +164,6 @@ def test_cumulative_importance_and_groups():
         lambda: errors.total_variation([0.5, 0.5], [1.0]),
         lambda: errors.chi_square_divergence([0.5, -0.5], [0.5, 0.5]),
         lambda: errors.optimal_weights([0.5, 0.5], [0.0, 0.5], [1.0, 1.0], 1.0, bias=1.0),
-        lambda: errors.importance_by_group([0.5, 0.5], ["only one"]),
     ],
 )
 def test_nonsense_is_refused(call):

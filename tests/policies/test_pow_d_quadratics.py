@@ -7,7 +7,7 @@ import pytest
 
 from fedpick import Clients, Outcome, Session, policies
 from fedpick.core.rng import Purpose, stream
-from fedpick.theory.power_of_choice import quadratics
+from fedpick.theory.pow_d import quadratics
 
 ROUNDS = 1500
 RATE = 4e-4
