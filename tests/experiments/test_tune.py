@@ -10,7 +10,7 @@ from fedpick.core.errors import InvalidInput
 from fedpick.experiments import tuning as tune
 from fedpick.experiments.spec import Named, PolicySpec, Spec
 from fedpick.experiments.store import Store
-from fedpick.experiments.toml_text import toml_text
+from fedpick.experiments.toml import toml_text
 from tests.experiments.tiny_simulation import empty_round
 
 SPECS = sorted((Path(__file__).parents[2] / "benchmarks").glob("*.toml"))

@@ -12,9 +12,8 @@ from fedpick.core import registry
 from fedpick.core import state as states
 from fedpick.core.session import Session
 from fedpick.core.types import Clients, Outcome, aggregation_weights
-from fedpick.experiments.options import Option, Registries, options_of
 from fedpick.experiments.records import RoundRecord, pack_checkpoint, unpack_checkpoint
-from fedpick.experiments.spec import parse_spec
+from fedpick.experiments.spec import Named, PolicySpec, Spec
 
 NUM_CLIENTS = 24
 DIMENSION = 6
@@ -128,39 +127,30 @@ class TinySimulation:
 BUILD = "tests.experiments.tiny_simulation:TinySimulation"
 
 
-def tiny_registries() -> Registries:
-    return Registries(
-        names={
-            "data": lambda: ["tiny"],
-            "partition": lambda: ["tiny"],
-            "task": lambda: ["tiny"],
-            "availability": availability.names,
-            "policies": registry.names,
-        },
-        options={
-            "data": lambda name: [],
-            "partition": lambda name: [],
-            "task": lambda name: [],
-            "availability": lambda name: options_of(availability.load(name)),
-            "policies": lambda name: options_of(registry.load(name)),
-            "local": lambda _: [Option("lr", float, required=True), Option("fail_at", int)],
-            "server": lambda _: [],
-            "faults": lambda _: [],
-            "simulator": lambda _: [],
-        },
-        build={},
-    )
-
-
 def tiny_spec(policies=("uniform", "rpow-d", "afl"), *, rounds=50, seeds=2, targets=(0.5,), every=1, **local):
-    content = {
-        "title": "tiny",
-        "data": {"name": "tiny"},
-        "partition": {"name": "tiny"},
-        "task": {"name": "tiny"},
-        "local": {"lr": 0.3, **local},
-        "availability": {"name": "log-normal", "beta": 0.3},
-        "run": {"rounds": rounds, "budget": 4, "seeds": seeds, "targets": list(targets), "evaluate_every": every},
-        "policies": [policy if isinstance(policy, dict) else {"name": policy} for policy in policies],
-    }
-    return parse_spec(content, registries=tiny_registries())
+    entries = [{"name": policy} if isinstance(policy, str) else policy for policy in policies]
+    return Spec(
+        title="tiny",
+        data=Named(name="tiny"),
+        partition=Named(name="tiny"),
+        task=Named(name="tiny"),
+        local={"lr": 0.3, **local},
+        server={},
+        availability=Named(name="log-normal", options={"beta": 0.3}),
+        faults={},
+        simulator={},
+        rounds=rounds,
+        budget=4,
+        seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
+        targets=tuple(targets),
+        evaluate_every=every,
+        policies=tuple(
+            PolicySpec(
+                name=entry["name"],
+                label=entry.get("label", entry["name"]),
+                parameters={key: value for key, value in entry.items() if key not in ("name", "label", "local")},
+                local=entry.get("local", {}),
+            )
+            for entry in entries
+        ),
+    )

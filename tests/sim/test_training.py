@@ -238,10 +238,10 @@ def test_wrong_tasks_are_refused():
     with pytest.raises(InvalidInput, match="dropout"):
         tasks.get("mlp", dropout="everywhere")
     for rate in (-0.1, 1.0, float("nan"), "high"):
-        with pytest.raises(InvalidInput, match=r"'rate' parameter of mlp must be a number in \[0, 1\)"):
+        with pytest.raises(InvalidInput, match=r"'rate' parameter of Mlp must be a number in \[0, 1\)"):
             tasks.get("mlp", dropout="fedcor", rate=rate)
     for ridge in (-0.1, float("nan"), "high"):
-        with pytest.raises(InvalidInput, match="'ridge' parameter of logistic must be a finite number of at least 0"):
+        with pytest.raises(InvalidInput, match="'ridge' parameter of Logistic must be a finite number of at least 0"):
             tasks.get("logistic", ridge=ridge)
     with pytest.raises(InvalidInput, match="images"):
         tasks.get("cnn-fedcor", input_shape=(784,))

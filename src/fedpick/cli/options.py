@@ -70,10 +70,9 @@ def complete_from(section: str) -> Callable[[str], list[str]]:
     """Names for the shell to complete; after a comma, the last one."""
 
     def complete(incomplete: str) -> list[str]:
-        from fedpick.experiments.options import Registries
+        from fedpick.experiments.validation import names_of
 
         before, comma, last = incomplete.rpartition(",")
-        names = Registries.installed().names[section]()
-        return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
+        return [f"{before}{comma}{name}" for name in names_of(section) if name.startswith(last)]
 
     return complete

@@ -1,32 +1,28 @@
-"""Label skew drawn from Dirichlet distributions, in the three ways the papers use.
+"""Dealers that draw label skew from Dirichlet distributions, in the ways the papers use.
 
-- `dirichlet_qp` (FedCor, appendix C.2): each client draws its label distribution; the sizes are the solution of a
-  quadratic programme, so that the classes come out right without a few huge clients.
-- `dirichlet_lognormal` (FedGS, appendix C): the sizes are lognormal *and* the label distributions Dirichlet, made to
-  fit each other.
-- `dirichlet_class` (Power-of-Choice, CA-Fed): each class is cut over the clients by one Dirichlet draw.
+- `DirichletQP` (FedCor, appendix C.2): each client draws its label distribution; the sizes are the solution of a
+  quadratic programme, which uses up every class without a few huge clients.
+- `DirichletLognormal` (FedGS, appendix C): the sizes are lognormal *and* the label distributions Dirichlet; both are
+  adjusted until they are consistent.
+- `DirichletClass` (Power-of-Choice, CA-Fed): each class is cut over the clients by one Dirichlet draw.
+- `Clustered` (CA-Fed, figure 5b): the classes are cut over clusters of clients; clients of a cluster are alike.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.availability.markov import cluster_of_clients
 from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
-from fedpick.data.dealing import Owners, deal_counts, fill_empty, require, require_examples
-from fedpick.data.least_norm import least_norm_sizes
+from fedpick.core.validation import choice, number, whole
+from fedpick.data.dealers import Owners, deal_counts, deal_evenly, ensure, fill_empty, require_examples
 
-__all__ = ["dirichlet_class", "dirichlet_lognormal", "dirichlet_qp"]
-
-
-def _require_alpha(alpha: float) -> None:
-    require(
-        bool(np.isfinite(alpha)) and alpha > 0,
-        f"alpha, the concentration of the Dirichlet distribution, must be a finite number above 0. Got {alpha}.",
-    )
+__all__ = ["Clustered", "DirichletClass", "DirichletLognormal", "DirichletQP", "least_norm_sizes"]
 
 
 def _dense_labels(labels: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -35,40 +31,42 @@ def _dense_labels(labels: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.i
     return inverse, counts
 
 
-def dirichlet_qp(
-    labels: NDArray[Any],
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: float = 0.2,
-    attempts: int = 100,
-) -> Owners:
+@dataclass(frozen=True, kw_only=True)
+class DirichletQP:
     """Each client's labels from Dir(alpha p), p the overall label distribution; sizes of least norm (FedCor).
 
-    Counts are cut to whole numbers and the leftovers dealt to uniformly random clients, as in the authors' code.
-    Deviations: draws for which no sizes fit are drawn anew, at most `attempts` times; the paper asks for sizes above 0
-    where the programme can only promise at least 0, so a client left without data gets one example of another.
+    Counts are rounded down and the leftovers are dealt to uniformly random clients, as in the authors' code.
+    Deviations: a draw for which no sizes fit is repeated, at most `attempts` times. The paper asks for sizes above 0,
+    but the programme only guarantees at least 0, so a client without data gets one example of another client.
     """
-    _require_alpha(alpha)
-    require(attempts >= 1, f"attempts must be at least 1. Got {attempts}.")
-    require_examples(len(labels), num_clients)
-    dense, class_counts = _dense_labels(labels)
-    require(
-        num_clients >= len(class_counts),
-        f"dirichlet-qp needs at least as many clients as labels ({len(class_counts)}), otherwise no sizes can use up "
-        f"every class. Got {num_clients} clients.",
-    )
-    prior = class_counts / class_counts.sum()
-    for _ in range(attempts):
-        fractions = rng.dirichlet(alpha * prior, size=num_clients).T  # (L, N)
-        sizes = least_norm_sizes(fractions, class_counts.astype(np.float64))
-        if sizes is not None:
-            counts = _within(np.floor(fractions.T * sizes[:, None] + 1e-9).astype(np.int64), class_counts)
-            return fill_empty(deal_counts(dense, counts, rng), num_clients, rng)
-    raise InvalidInput(
-        f"dirichlet-qp found no sizes that use up every class in {attempts} draws of {num_clients} label distributions "
-        f"with alpha={alpha}: use more clients or a larger alpha."
-    )
+
+    alpha: float = 0.2
+    attempts: int = 100
+
+    def __post_init__(self) -> None:
+        number(self, "alpha", "(0, inf)")
+        whole(self, "attempts", 1)
+
+    def deal(self, labels: NDArray[Any], num_clients: int, rng: np.random.Generator) -> Owners:
+        """(n,) the client of every example."""
+        require_examples(len(labels), num_clients)
+        dense, class_counts = _dense_labels(labels)
+        ensure(
+            num_clients >= len(class_counts),
+            f"dirichlet-qp needs at least as many clients as labels ({len(class_counts)}), otherwise no sizes can use "
+            f"up every class. Got {num_clients} clients.",
+        )
+        prior = class_counts / class_counts.sum()
+        for _ in range(self.attempts):
+            fractions = rng.dirichlet(self.alpha * prior, size=num_clients).T  # (L, N)
+            sizes = least_norm_sizes(fractions, class_counts.astype(np.float64))
+            if sizes is not None:
+                counts = _within(np.floor(fractions.T * sizes[:, None] + 1e-9).astype(np.int64), class_counts)
+                return fill_empty(deal_counts(dense, counts, rng), num_clients, rng)
+        raise InvalidInput(
+            f"dirichlet-qp found no sizes that use up every class in {self.attempts} draws of {num_clients} label "
+            f"distributions with alpha={self.alpha}: use more clients or a larger alpha."
+        )
 
 
 def _within(counts: NDArray[np.int64], class_counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -79,32 +77,35 @@ def _within(counts: NDArray[np.int64], class_counts: NDArray[np.int64]) -> NDArr
     return counts
 
 
-def dirichlet_lognormal(
-    labels: NDArray[Any],
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: float = 1.75,
-    sigma: float = 1.0,
-    proposals: int = 20_000,
-) -> Owners:
-    """Sizes lognormal(log(n/N) - sigma^2/2, sigma), labels Dir(alpha p), without conflict (FedGS).
+@dataclass(frozen=True, kw_only=True)
+class DirichletLognormal:
+    """Sizes lognormal(log(n/N) - sigma^2/2, sigma), labels Dir(alpha p), made consistent (FedGS).
 
     As in the authors' code, label distributions are replaced by new draws until their size-weighted mean is close to
-    the overall one (squared distance at most 0.01 / L; a proposal counts if it comes closer). What distance remains is
-    removed by scaling rows and columns in turn (iterative proportional fitting), so that sizes and class counts both
-    hold exactly. Deviation: sizes are scaled, not shifted, to sum to n; everybody gets at least one example.
+    the overall one (squared distance at most 0.01 / L; a proposal is accepted if it comes closer). Scaling rows and
+    columns in turn (iterative proportional fitting) removes the remaining distance, so sizes and class counts both
+    hold exactly. Deviation: sizes are scaled, not shifted, to sum to n; every client gets at least one example.
     """
-    _require_alpha(alpha)
-    require(bool(np.isfinite(sigma)) and sigma >= 0, f"sigma must be a finite number of at least 0. Got {sigma}.")
-    require_examples(len(labels), num_clients)
-    dense, class_counts = _dense_labels(labels)
-    prior = class_counts / class_counts.sum()
-    mean_log = np.log(len(labels) / num_clients) - sigma**2 / 2
-    sizes = whole_sizes(rng.lognormal(mean_log, sigma, size=num_clients), len(labels))
-    fractions = _fitting_fractions(alpha * prior, prior, sizes, rng, proposals)
-    wanted = _fit_margins(fractions * sizes[:, None], sizes, class_counts)
-    return deal_counts(dense, _round_to_margins(wanted, sizes, class_counts, rng), rng)
+
+    alpha: float = 1.75
+    sigma: float = 1.0
+    proposals: int = 20_000
+
+    def __post_init__(self) -> None:
+        number(self, "alpha", "(0, inf)")
+        number(self, "sigma", "[0, inf)")
+        whole(self, "proposals", 0)
+
+    def deal(self, labels: NDArray[Any], num_clients: int, rng: np.random.Generator) -> Owners:
+        """(n,) the client of every example."""
+        require_examples(len(labels), num_clients)
+        dense, class_counts = _dense_labels(labels)
+        prior = class_counts / class_counts.sum()
+        mean_log = np.log(len(labels) / num_clients) - self.sigma**2 / 2
+        sizes = whole_sizes(rng.lognormal(mean_log, self.sigma, size=num_clients), len(labels))
+        fractions = _fitting_fractions(self.alpha * prior, prior, sizes, rng, self.proposals)
+        wanted = _fit_margins(fractions * sizes[:, None], sizes, class_counts)
+        return deal_counts(dense, _round_to_margins(wanted, sizes, class_counts, rng), rng)
 
 
 def whole_sizes(shares: FloatArray, total: int) -> NDArray[np.int64]:
@@ -170,37 +171,41 @@ def _round_to_margins(
     return counts
 
 
-def dirichlet_class(
-    labels: NDArray[Any],
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: float = 0.5,
-    balance: bool = True,
-    min_examples: int | None = None,
-    attempts: int = 100,
-) -> Owners:
+@dataclass(frozen=True, kw_only=True)
+class DirichletClass:
     """Each class cut over the clients by one draw from Dir_N(alpha) (Power-of-Choice, CA-Fed; Hsu et al. 2019).
 
-    `balance` is what the authors' supplement of Power-of-Choice does: a client that already holds n / N examples gets
-    nothing of the classes that follow. The deal is repeated, at most `attempts` times, until everybody has
-    `min_examples`: by default 10 as in the supplement, or a tenth of the even share n / N where that is less.
+    `balance` follows the supplement of Power-of-Choice: a client that already holds n / N examples gets nothing of the
+    remaining classes. The deal is repeated, at most `attempts` times, until every client has `min_examples`. The
+    default of `min_examples` is 10 as in the supplement, or a tenth of the even share n / N where that is less.
     """
-    _require_alpha(alpha)
-    require(attempts >= 1, f"attempts must be at least 1. Got {attempts}.")
-    if min_examples is None:
-        min_examples = min(10, max(1, len(labels) // (10 * num_clients)))
-    require(min_examples >= 0, f"min_examples must be at least 0. Got {min_examples}.")
-    require_examples(len(labels), num_clients, per_client=max(min_examples, 1))
-    dense, class_counts = _dense_labels(labels)
-    for _ in range(attempts):
-        counts = _cut_classes(class_counts, num_clients, rng, alpha, balance)
-        if counts.sum(axis=1).min() >= min_examples:
-            return deal_counts(dense, counts, rng)
-    raise InvalidInput(
-        f"dirichlet-class did not give all {num_clients} clients {min_examples} example(s) in {attempts} deals with "
-        f"alpha={alpha}: use fewer clients, a larger alpha, balance=True, or min_examples=0 to allow empty clients."
-    )
+
+    alpha: float = 0.5
+    balance: bool = True
+    min_examples: int | None = None
+    attempts: int = 100
+
+    def __post_init__(self) -> None:
+        number(self, "alpha", "(0, inf)")
+        whole(self, "attempts", 1)
+        whole(self, "min_examples", 0, optional=True)
+
+    def deal(self, labels: NDArray[Any], num_clients: int, rng: np.random.Generator) -> Owners:
+        """(n,) the client of every example."""
+        min_examples = self.min_examples
+        if min_examples is None:
+            min_examples = min(10, max(1, len(labels) // (10 * num_clients)))
+        require_examples(len(labels), num_clients, per_client=max(min_examples, 1))
+        dense, class_counts = _dense_labels(labels)
+        for _ in range(self.attempts):
+            counts = _cut_classes(class_counts, num_clients, rng, self.alpha, self.balance)
+            if counts.sum(axis=1).min() >= min_examples:
+                return deal_counts(dense, counts, rng)
+        raise InvalidInput(
+            f"dirichlet-class did not give all {num_clients} clients {min_examples} example(s) in {self.attempts} "
+            f"deals with alpha={self.alpha}: use fewer clients, a larger alpha, balance=True, or min_examples=0 to "
+            "allow empty clients."
+        )
 
 
 def _cut_classes(
@@ -220,3 +225,124 @@ def _cut_classes(
         counts[:, label] = np.diff(cuts, prepend=0)
         held += counts[:, label]
     return counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clustered:
+    """Clusters of clients: classes cut over them by Dir(alpha), dealt at random within each (CA-Fed, figure 5b).
+
+    Examples are dealt to clusters as `dirichlet-class` deals them to clients, with the same `balance` and `attempts`;
+    the clients of a cluster get equal parts of its examples, to within one. `assignment` says which clients form a
+    cluster, as in the availability process `clustered`: give both the same number of clusters and assignment.
+    """
+
+    num_clusters: int = 10
+    alpha: float = 0.5
+    balance: bool = True
+    assignment: Literal["blocks", "round-robin"] = "blocks"
+    attempts: int = 100
+
+    def __post_init__(self) -> None:
+        whole(self, "num_clusters", 1)
+        choice(self, "assignment", ("blocks", "round-robin"))
+        number(self, "alpha", "(0, inf)")
+        whole(self, "attempts", 1)
+
+    def check_clients(self, num_clients: int) -> None:
+        """Refuse more clusters than clients."""
+        ensure(
+            self.num_clusters <= num_clients,
+            f"num_clusters must be between 1 and the number of clients, {num_clients}. Got {self.num_clusters}.",
+        )
+
+    def deal(self, labels: NDArray[Any], num_clients: int, rng: np.random.Generator) -> Owners:
+        """(n,) the client of every example."""
+        self.check_clients(num_clients)
+        cluster = cluster_of_clients(num_clients, self.num_clusters, self.assignment)
+        # Every client needs an example, so a cluster needs at least one per member.
+        largest = int(np.bincount(cluster).max())
+        require_examples(len(labels), self.num_clusters, per_client=largest)
+        over_clusters = DirichletClass(
+            alpha=self.alpha, balance=self.balance, min_examples=largest, attempts=self.attempts
+        )
+        try:
+            cluster_of_example = over_clusters.deal(labels, self.num_clusters, rng)
+        except InvalidInput as error:
+            raise InvalidInput(
+                f"The examples cannot be cut over {self.num_clusters} clusters of up to {largest} clients: use fewer "
+                f"clusters or clients. (Examples are dealt to clusters as to clients: {error})"
+            ) from error
+        owner = np.empty(len(labels), dtype=np.int32)
+        for index in range(self.num_clusters):
+            rows = np.flatnonzero(cluster_of_example == index)
+            members = np.flatnonzero(cluster == index).astype(np.int32)
+            owner[rows] = members[deal_evenly(len(rows), len(members), rng)]
+        return owner
+
+
+def least_norm_sizes(
+    fractions: FloatArray, totals: FloatArray, *, tolerance: float = 1e-10, iterations: int = 200
+) -> FloatArray | None:
+    """The x of least norm with `fractions @ x == totals` and `x >= 0`, or None if no such x exists.
+
+        min 1/2 |x|^2   subject to   Q x = d,  x >= 0           (FedCor, appendix C.2, equations 147 to 149)
+
+    `fractions`, Q, is (L, N) and `totals`, d, is (L,). Q has a row per label (about ten) and a column per client (up to
+    millions), so the problem is solved in its dual, which has one variable per label: maximise
+    d'l - 1/2 |max(0, Q'l)|^2, a concave, piecewise quadratic function. Newton steps on it are exact active-set steps
+    (clients with Q'l > 0 are active), cost O(N L^2) each and end after finitely many, usually fewer than ten, with
+    x = max(0, Q'l) optimal to rounding. The residual is below `tolerance` times the sum of the totals.
+
+    >>> import numpy as np
+    >>> least_norm_sizes(np.array([[1.0, 0.5, 0.0], [0.0, 0.5, 1.0]]), np.array([6.0, 6.0])).round(6)
+    array([4., 4., 4.])
+    >>> least_norm_sizes(np.array([[1.0, 0.9], [0.0, 0.1]]), np.array([1.0, 9.0])) is None
+    True
+    """
+    labels, clients = fractions.shape
+    unit = totals.sum() / clients  # x is about 1 in this unit, whatever the number of examples
+    wanted = totals / unit
+    multipliers = np.ones(labels)  # columns of Q sum to 1: x = 1 everywhere, all clients active
+    value, x, slope = _dual(fractions, wanted, multipliers)
+    for _ in range(iterations + 1):
+        if np.abs(slope).max() <= tolerance * clients:
+            return np.asarray(x * unit)
+        if value > 1e8 * clients**2:  # the dual runs away: the equations have no non-negative solution
+            return None
+        step = _newton_step(fractions, x > 0, slope)
+        multipliers, value, x, slope = _line_search(fractions, wanted, multipliers, step, value, slope)
+    return None
+
+
+def _dual(fractions: FloatArray, wanted: FloatArray, multipliers: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+    x = np.maximum(multipliers @ fractions, 0.0)
+    return float(wanted @ multipliers - 0.5 * (x @ x)), x, wanted - fractions @ x
+
+
+def _newton_step(fractions: FloatArray, active: NDArray[np.bool_], slope: FloatArray) -> FloatArray:
+    """The ascent direction of the current quadratic piece."""
+    columns = fractions if active.all() else fractions[:, active]
+    curvature = columns @ columns.T
+    # Too few active clients make the curvature singular; the ridge is far below the tolerance.
+    ridge = 1e-13 * max(float(np.trace(curvature)), 1.0)
+    return np.asarray(np.linalg.solve(curvature + ridge * np.eye(len(slope)), slope), dtype=np.float64)
+
+
+def _line_search(
+    fractions: FloatArray,
+    wanted: FloatArray,
+    multipliers: FloatArray,
+    step: FloatArray,
+    value: float,
+    slope: FloatArray,
+) -> tuple[FloatArray, float, FloatArray, FloatArray]:
+    gain = float(slope @ step)
+    length = 1.0
+    for _ in range(60):
+        candidate = multipliers + length * step
+        new_value, x, new_slope = _dual(fractions, wanted, candidate)
+        # Near the optimum the gain drowns in rounding; a smaller residual is then the better sign of progress.
+        if new_value >= value + 1e-4 * length * gain or np.abs(new_slope).max() < 0.5 * np.abs(slope).max():
+            break
+        length *= 0.5
+    return candidate, new_value, x, new_slope

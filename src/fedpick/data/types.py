@@ -1,42 +1,39 @@
 """The two records of the data layer: a `Dataset` (examples) and a `Federation` (examples dealt to clients).
 
-Neither holds an object per client. A federation keeps the examples where the data set put them (no copy of an image is
-ever made) and one index array, sorted by client: client k owns the rows `indices[offsets[k]:offsets[k + 1]]`, first
+Neither holds an object per client. A federation keeps the examples where the data set put them (images are
+never copied) and one index array, sorted by client: client k owns the rows `indices[offsets[k]:offsets[k + 1]]`, first
 those it trains on, then its validation (hold-out) rows, then its local test rows:
 
     offsets[k] ..... train_ends[k] ..... validation_ends[k] ..... offsets[k + 1]
        train            validation            local test
 
-Pixels stay `uint8`; whoever feeds a model computes `(x * scale - mean) / std` (see `Dataset.normalized`).
+Pixels stay `uint8`; models get `(x * scale - mean) / std` (see `Dataset.normalized`). Both records validate their
+arrays, so a mistake in user data is found before training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedpick.core.arrays import read_only
 from fedpick.core.errors import InvalidInput
 from fedpick.core.types import Clients
 from fedpick.core.validation import assign
-from fedpick.data.checks import (
-    array_of,
-    check_examples,
-    check_groups,
-    check_normalization,
-    check_num_classes,
-    labels_of,
-)
 
 __all__ = ["Dataset", "Federation", "Part"]
 
 Part = Literal["all", "train", "validation", "test"]
+
+_VALUES_AT_ONCE = 2**20  # when validating: finding a NaN makes no second copy of the data
 
 
 def _normalized(x: NDArray[Any], scale: float, mean: NDArray[Any], std: NDArray[Any]) -> NDArray[np.float32]:
@@ -49,7 +46,7 @@ def _normalized(x: NDArray[Any], scale: float, mean: NDArray[Any], std: NDArray[
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Examples and labels, not yet dealt to anybody (but see `groups`)."""
+    """Examples and labels, not yet dealt to clients (but see `groups`)."""
 
     name: str
     train_x: NDArray[Any]
@@ -59,8 +56,8 @@ class Dataset:
     num_classes: int
     """0 for a set without classes (the quadratic)."""
     test_x: NDArray[Any] = field(default_factory=lambda: np.empty(0, np.float32))
-    """(m, ...) the central test set, prepared like train_x. It may be left out: then the union of the local tests takes
-    its place, and where there are none either (see `partition`), test loss and accuracy are NaN."""
+    """(m, ...) the central test set, prepared like train_x. Without one, the union of the local tests takes its place;
+    without local tests either (see `Partition.split`), test loss and accuracy are NaN."""
     test_y: NDArray[Any] = field(default_factory=lambda: np.empty(0, np.float32))
     scale: float = 1.0
     """Multiply x by this before anything else: 1/255 for bytes."""
@@ -78,28 +75,28 @@ class Dataset:
     """How it was made: options, sources, citation."""
 
     def __post_init__(self) -> None:
-        train_x, test_x = array_of("Dataset.train_x", self.train_x), array_of("Dataset.test_x", self.test_x)
+        train_x, test_x = _array_of("Dataset.train_x", self.train_x), _array_of("Dataset.test_x", self.test_x)
         if len(train_x) == 0:
             raise InvalidInput(f"The data set {self.name!r} has no training examples. It needs at least one.")
         if len(test_x) == 0:
-            test_x = train_x[:0]  # nothing has no shape of its own
-        num_classes = check_num_classes(self.num_classes)
+            test_x = train_x[:0]  # an empty array still needs the shape of the examples
+        num_classes = _check_num_classes(self.num_classes)
         assign(
             self,
             train_x=read_only(train_x),
             test_x=read_only(test_x),
-            train_y=read_only(labels_of("Dataset.train_y", self.train_y, len(train_x), num_classes)),
-            test_y=read_only(labels_of("Dataset.test_y", self.test_y, len(test_x), num_classes)),
+            train_y=read_only(_labels_of("Dataset.train_y", self.train_y, len(train_x), num_classes)),
+            test_y=read_only(_labels_of("Dataset.test_y", self.test_y, len(test_x), num_classes)),
             num_classes=num_classes,
             mean=read_only(np.atleast_1d(self.mean), np.float32),
             std=read_only(np.atleast_1d(self.std), np.float32),
             info=MappingProxyType(dict(self.info)),
         )
-        check_examples(self.train_x, self.test_x)
-        check_normalization(self.shape, self.scale, self.mean, self.std)
+        _check_examples(self.train_x, self.test_x)
+        _check_normalization(self.shape, self.scale, self.mean, self.std)
         if self.groups is not None:
             assign(self, groups=read_only(self.groups))
-            check_groups(self.groups, len(self))
+            _check_groups(self.groups, len(self))
 
     def __len__(self) -> int:
         return len(self.train_y)
@@ -110,7 +107,7 @@ class Dataset:
         return self.train_x.shape[1:]
 
     def normalized(self, x: NDArray[Any]) -> NDArray[np.float32]:
-        """A float32 copy of some examples of this set as a model wants them: `(x * scale - mean) / std`."""
+        """A float32 copy of examples of this set as models expect them: `(x * scale - mean) / std`."""
         return _normalized(x, self.scale, self.mean, self.std)
 
 
@@ -123,7 +120,7 @@ class Federation:
     partition: str
     """How it was dealt."""
     x: NDArray[Any]
-    """(n, ...) all training examples, in the data set's own order (shared with it, not copied)."""
+    """(n, ...) all training examples, in the order of the data set (shared with it, not copied)."""
     y: NDArray[Any]
     """(n,) their labels."""
     indices: NDArray[np.integer[Any]]
@@ -201,7 +198,7 @@ class Federation:
         return known[part]
 
     def rows(self, client: int, part: Part = "all") -> NDArray[np.integer[Any]]:
-        """The rows of x and y that are one client's."""
+        """The rows of x and y that belong to one client."""
         first, last = self.ranges(part)
         return self.indices[first[client] : last[client]]
 
@@ -220,7 +217,7 @@ class Federation:
         return np.bincount(flat, minlength=cells).astype(np.int32).reshape(self.num_clients, self.num_classes)
 
     def clients(self) -> Clients:
-        """The table policies see. `num_examples` is the full local size, hold-out and local test included."""
+        """The table that policies see. `num_examples` is the full local size, hold-out and local test included."""
 
         def floats(values: NDArray[Any] | None) -> NDArray[np.float64] | None:
             return None if values is None else values.astype(np.float64)
@@ -241,5 +238,153 @@ class Federation:
         return replace(self, x=self.x[self.indices], y=self.y[self.indices], indices=positions)
 
     def normalized(self, x: NDArray[Any]) -> NDArray[np.float32]:
-        """A float32 copy of some examples as a model wants them: `(x * scale - mean) / std`."""
+        """A float32 copy of examples as models expect them: `(x * scale - mean) / std`."""
         return _normalized(x, self.scale, self.mean, self.std)
+
+
+def _blocks(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """(first row, block of rows) of an array, about a million values per block."""
+    step = max(1, _VALUES_AT_ONCE // max(1, math.prod(array.shape[1:])))
+    for first in range(0, len(array), step):
+        yield first, array[first : first + step]
+
+
+def _check_finite(what: str, array: NDArray[Any]) -> None:
+    for first, block in _blocks(array):
+        finite = np.isfinite(block)
+        if not finite.all():
+            place = np.unravel_index(int(np.argmin(finite)), block.shape)
+            raise InvalidInput(
+                f"{what} must be finite numbers. Its row {first + int(place[0])} holds {block[place]}. "
+                "Drop or fill such rows first: a client that trains on them never completes a round."
+            )
+
+
+def _array_of(what: str, given: ArrayLike) -> NDArray[Any]:
+    """Rows of examples or labels as an array."""
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise InvalidInput(
+            f"{what} must be an array with one row per example. Got rows that differ: {error}."
+        ) from error
+    if array.ndim == 0:
+        raise InvalidInput(f"{what} must be an array with one row per example. Got {given!r}, of shape ().")
+    return array
+
+
+def _check_examples(train_x: NDArray[Any], test_x: NDArray[Any]) -> None:
+    """Refuse examples of the wrong type, of two shapes, or that are not finite."""
+    for what, x in (("Dataset.train_x", train_x), ("Dataset.test_x", test_x)):
+        if x.dtype not in (np.uint8, np.float32):
+            raise InvalidInput(f"{what} must be uint8 or float32. Got {x.dtype}: convert it with x.astype(np.float32).")
+    if train_x.shape[1:] != test_x.shape[1:]:
+        raise InvalidInput(
+            f"Training and test must be examples of one shape. An example of train_x has {train_x.shape[1:]} and one "
+            f"of test_x has {test_x.shape[1:]}: prepare both in the same way."
+        )
+    if train_x.dtype != test_x.dtype:
+        raise InvalidInput(
+            f"test_x is {test_x.dtype} and train_x {train_x.dtype}, but both are normalised with the same scale, mean "
+            "and std. Give both in the same type and units."
+        )
+    for what, x in (("Dataset.train_x", train_x), ("Dataset.test_x", test_x)):
+        if x.dtype != np.uint8:
+            _check_finite(what, x)
+
+
+def _labels_of(what: str, given: ArrayLike, num_examples: int, num_classes: int) -> NDArray[Any]:
+    """The labels as int32, or float32 without classes; refuse labels that the conversion would change."""
+    labels = _array_of(what, given)
+    if labels.shape != (num_examples,):
+        one_hot = labels.ndim == 2 and len(labels) == num_examples
+        raise InvalidInput(
+            f"{what} needs one label per example, shape ({num_examples},). Got shape {labels.shape}."
+            + (" Turn one-hot rows into labels with y.argmax(axis=1)." if one_hot else "")
+        )
+    if labels.dtype.kind not in "biuf":
+        labels = _numbers(what, labels)
+    if not num_classes:
+        _check_finite(what, labels)
+        return labels.astype(np.float32, copy=False)
+    if labels.dtype.kind == "f":
+        for first, block in _blocks(labels):
+            whole = block == np.trunc(block)  # NaN is not whole; infinity is out of range
+            if not whole.all():
+                row = int(np.argmin(whole))
+                raise InvalidInput(
+                    f"{what} must be whole numbers from 0, one per class. Its row {first + row} is {block[row]}. "
+                    "Set num_classes=0 if the labels are amounts and not classes."
+                )
+    if len(labels) and not (labels.min() >= 0 and labels.max() < num_classes):
+        raise InvalidInput(
+            f"{what} must lie in 0..{num_classes - 1}, for num_classes={num_classes}. "
+            f"Got {labels.min()} to {labels.max()}."
+        )
+    return labels.astype(np.int32, copy=False)
+
+
+def _numbers(what: str, labels: NDArray[Any]) -> NDArray[Any]:
+    """Convert labels given as Python objects to numbers; refuse text, even if it spells a number."""
+    try:
+        if labels.dtype.kind == "O" and not any(isinstance(label, (str, bytes)) for label in labels):
+            return labels.astype(np.float64)
+    except (TypeError, ValueError):
+        pass
+    kind = "text" if labels.dtype.kind in "SUT" else f"values such as {labels[0]!r}"
+    raise InvalidInput(
+        f"{what} must be whole numbers from 0, one per class. Got {kind}. Number the classes with "
+        "classes, y = np.unique(labels, return_inverse=True)."
+    )
+
+
+def _check_num_classes(num_classes: Any) -> int:
+    """The number of classes as an int."""
+    if isinstance(num_classes, bool) or not isinstance(num_classes, Integral) or num_classes < 0:
+        raise InvalidInput(
+            "Dataset.num_classes must be a whole number: the number of classes, or 0 for data without classes. "
+            f"Got {num_classes!r}."
+        )
+    return int(num_classes)
+
+
+def _check_normalization(shape: tuple[int, ...], scale: float, mean: NDArray[Any], std: NDArray[Any]) -> None:
+    """Refuse constants that would turn examples of this shape into NaN, infinity or another shape."""
+    if not (np.isfinite(scale) and scale != 0):
+        raise InvalidInput(f"Dataset.scale must be a finite number other than 0, such as 1 / 255. Got {scale!r}.")
+    example = shape or (1,)
+    for name, values in (("mean", mean), ("std", std)):
+        fits = len(values.shape) <= len(example) and all(
+            size in (1, wanted) for size, wanted in zip(values.shape[::-1], example[::-1], strict=False)
+        )
+        if not fits:
+            raise InvalidInput(
+                f"Dataset.{name} must be one number, or one per channel or feature, for examples of shape {shape}. "
+                f"Got shape {values.shape}."
+            )
+    if not np.isfinite(mean).all():
+        raise InvalidInput(f"Dataset.mean must be finite. Got {_first(mean, np.isfinite(mean))}.")
+    good = np.isfinite(std) & (std > 0)
+    if not good.all():
+        raise InvalidInput(
+            f"Dataset.std must be finite and above 0, since examples are divided by it. Got {_first(std, good)}. Use 1 "
+            "for a feature that never changes."
+        )
+
+
+def _first(values: NDArray[Any], good: NDArray[np.bool_]) -> float:
+    """The first value that is not good."""
+    return float(values[~good][0])
+
+
+def _check_groups(groups: NDArray[Any], num_examples: int) -> None:
+    """Refuse owners that do not match the examples one to one."""
+    if groups.shape != (num_examples,):
+        raise InvalidInput(
+            f"Dataset.groups must have one owner per training example ({num_examples}). Got shape {groups.shape}."
+        )
+    if groups.dtype.kind == "f" and np.isnan(groups).any():
+        raise InvalidInput(
+            "Dataset.groups must name the owner of every training example. "
+            f"Row {int(np.argmax(np.isnan(groups)))} is nan: give it an owner, or drop the example."
+        )

@@ -1,4 +1,4 @@
-"""Files that a spec names: a run is known by their content, not by where they lie."""
+"""Files that a spec names: a run is identified by their content, not by their paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpick.core.errors import InvalidInput
-from fedpick.experiments.options import Registries, alternatives
+from fedpick.experiments.settings import alternatives
+from fedpick.experiments.validation import options_of
 
 __all__ = ["SECTIONS", "referenced_files", "refuse_changed_files"]
 
@@ -19,10 +20,9 @@ SECTIONS = ("data", "task", "availability")
 def referenced_files(settings: Mapping[str, Any]) -> dict[str, str]:
     """ "section.key" -> SHA-256, for every option that takes a path and names a file (device logs, writers)."""
     found: dict[str, str] = {}
-    options_of = Registries.installed().options
     for section in SECTIONS:
         table = settings[section]
-        known = options_of[section](table["name"]) or []
+        known = options_of(section, table["name"]) or []
         keys = [each.name for each in known if each.name == "path" or Path in alternatives(each.hint)]
         for key in keys:
             if isinstance(table.get(key), str) and (digest := _sha256(Path(table[key]))):
@@ -33,7 +33,7 @@ def referenced_files(settings: Mapping[str, Any]) -> dict[str, str]:
 def refuse_changed_files(
     manifest: Mapping[str, Any], settings: Mapping[str, Any], sections: Iterable[str] = SECTIONS
 ) -> None:
-    """Refuse to mix a run with files that are not those it was begun with. Runs from before files were noted pass."""
+    """Refuse to continue a run with other files than it was begun with. Older runs have no record of files and pass."""
     for name, begun in manifest.get("files", {}).items():
         section, _, key = name.partition(".")
         file = settings.get(section, {}).get(key)
@@ -47,7 +47,7 @@ def refuse_changed_files(
 
 
 def _sha256(file: Path) -> str | None:
-    """Of a file's content; None where there is no such file: whoever reads it says so better."""
+    """Of a file's content; None for a missing file: its reader has the better message."""
     if not file.is_file():
         return None
     facts = file.stat()
@@ -56,6 +56,6 @@ def _sha256(file: Path) -> str | None:
 
 @lru_cache(maxsize=16)
 def _digest(file: Path, *_: int) -> str:
-    """The further arguments tell when a file has changed: large ones are read once per process."""
+    """Cached by time, size and inode, so a large file is read once per process."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,10 +1,11 @@
-"""Good settings per data set, for people who want to compare policies and not to write a spec."""
+"""Good settings per data set, for comparing policies without writing a spec."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedpick.experiments.inheritance import merge
 from fedpick.experiments.spec import Spec, parse_spec
 
 __all__ = ["DEMO_POLICIES", "comparison", "demo"]
@@ -70,22 +71,14 @@ def comparison(
     title: str | None = None,
 ) -> Spec:
     """The preset of a data set with these policies; `changes` are keys to set, section by section."""
-    preset = _PRESETS.get(dataset, _IMAGES)
-    content: dict[str, Any] = {"data": {"name": dataset}}
-    for section, options in preset.items():
-        content[section] = dict(options)
-    if partition is not None and partition != content["partition"]["name"]:
-        # Options of the preset's own partition mean nothing to another one.
-        shared = ("num_clients", "holdout", "split")
-        kept = {key: value for key, value in content["partition"].items() if key in shared}
-        natural_before = content["partition"]["name"] == "natural"
-        content["partition"] = {**({"num_clients": 100} if natural_before else {}), **kept, "name": partition}
+    content = merge(_PRESETS.get(dataset, _IMAGES), {"data": {"name": dataset}})
+    if partition is not None:
+        natural = content["partition"]["name"] == "natural"
+        shared = {"num_clients": 100} if natural and partition != "natural" else {}
+        content = merge(content, {"partition": {**shared, "name": partition}})
         if partition == "natural":
             content["partition"].pop("num_clients", None)
-    if (changes or {}).get("task", {}).get("name", content["task"]["name"]) != content["task"]["name"]:
-        content["task"] = {}
-    for section, options in (changes or {}).items():
-        content[section] = {**content.get(section, {}), **options}
+    content = merge(content, changes or {})
     content["policies"] = [{"name": name} for name in policies]
     dealt = content["partition"]["name"]
     return parse_spec(content, source="command line", title=title or f"{dataset}, {dealt}")

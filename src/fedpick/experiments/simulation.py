@@ -6,32 +6,26 @@ The runner knows a simulation by the three methods of `Simulation`; `build` make
 from __future__ import annotations
 
 import hashlib
-import inspect
-import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick import availability, data
 from fedpick.availability.process import Trace
-from fedpick.core import registry
 from fedpick.core import state as states
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Policy
 from fedpick.core.session import Session
 from fedpick.core.types import Clients, Outcome
-from fedpick.data.registry import loader_of
 from fedpick.experiments.input_files import referenced_files
-from fedpick.experiments.options import build_settings
 from fedpick.experiments.records import RoundRecord, pack_checkpoint, unpack_checkpoint
+from fedpick.experiments.settings import build_settings, federation_of, federation_texts
 
 if TYPE_CHECKING:
-    from fedpick.data.types import Dataset, Federation
+    from fedpick.data.types import Federation
     from fedpick.sim import RoundRecord as SimulatedRound
     from fedpick.sim import Simulator
 
@@ -41,7 +35,6 @@ __all__ = [
     "Simulation",
     "build",
     "clients_and_trace",
-    "federation_of",
     "refuse_early",
     "watch",
 ]
@@ -70,47 +63,11 @@ class Simulation(Protocol):
         ...
 
 
-@lru_cache(maxsize=2)
-def _dataset(text: str) -> Dataset:
-    options = json.loads(text)
-    return data.load(options.pop("name"), **options)
-
-
-@lru_cache(maxsize=2)
-def _federation(data_text: str, partition_text: str) -> Federation:
-    options = json.loads(partition_text)
-    if "split" in options:
-        options["split"] = tuple(options["split"])
-    return data.partition(_dataset(data_text), options.pop("name"), **options)
-
-
-def _seeded(section: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The section with its own seed, or the run's."""
-    return {**section, "seed": section.get("seed", seed)}
-
-
-def _data_texts(settings: Mapping[str, Any]) -> tuple[str, str]:
-    """What decides the federation, as keys for the caches."""
-    seed = settings["seed"]
-    dataset = dict(settings["data"])
-    if "seed" in inspect.signature(loader_of(dataset["name"])).parameters:
-        dataset = _seeded(dataset, seed)
-    else:
-        dataset.pop("seed", None)
-    return json.dumps(dataset, sort_keys=True), json.dumps(_seeded(settings["partition"], seed), sort_keys=True)
-
-
-def federation_of(settings: Mapping[str, Any]) -> Federation:
-    """The data of a run, dealt to its clients; the latest ones are kept."""
-    return _federation(*_data_texts(settings))
-
-
 def clients_and_trace(settings: Mapping[str, Any], federation: Federation) -> tuple[Clients, Any]:
     """The table policies see, with the true availability, and who is available when."""
-    options = _seeded(settings["availability"], settings["seed"])
-    seed, _ = options.pop("seed"), options.pop("history", None)
     clients = federation.clients()
-    trace = availability.get(options.pop("name"), **options).start(clients, seed)
+    parts = build_settings(settings)
+    trace = parts.availability.start(clients, parts.availability_seed)
     return trace.oracle(clients), trace
 
 
@@ -260,48 +217,35 @@ def _record(record: SimulatedRound, num_clients: int, extra: Mapping[str, NDArra
     )
 
 
-def _policy(settings: Mapping[str, Any]) -> Policy[Any]:
-    given = dict(settings["policy"])
-    name = given.pop("name")
-    return registry.get(
-        name, **{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
-    )
-
-
 def build(settings: Mapping[str, Any]) -> FederatedRun:
     """The run that these settings (the column `runs.settings`) describe, at its start."""
-    from fedpick.sim import Faults, LocalTraining, ServerStep, Simulator, tasks
+    from fedpick.sim import Simulator
 
+    parts = build_settings(settings)
     files = referenced_files(settings)
     federation = federation_of(settings)
     clients, trace = clients_and_trace(settings, federation)
-    task_options = {name: value for name, value in settings["task"].items() if name != "name"}
-    task = tasks.get(
-        settings["task"]["name"],
-        input_shape=federation.x.shape[1:],
-        num_classes=federation.num_classes,
-        **task_options,
-    )
+    task = parts.task.build(federation.x.shape[1:], federation.num_classes)
     simulator = Simulator(
         federation,
         task,
-        local=build_settings(LocalTraining, settings["local"]),
-        server=build_settings(ServerStep, settings["server"]),
-        faults=build_settings(Faults, settings["faults"]) if settings["faults"] else None,
-        seed=settings["seed"],
+        local=parts.local,
+        server=parts.server,
+        faults=parts.faults,
+        seed=parts.seed,
         clients=clients,
-        **settings["simulator"],
+        **asdict(parts.simulator),
     )
     if settings.get("validation_every") and not federation.validation_sizes.any():
         raise InvalidInput(
             "[run]: validation_every needs validation data: set holdout = 0.2 in [partition], or a split with a share "
             "for validation."
         )
-    session = Session(_policy(settings), clients, settings["seed"], provides=simulator.provides)
+    session = Session(parts.policy, clients, parts.seed, provides=simulator.provides)
     histogram = federation.label_histogram
     data_files = [f"{name} {digest}" for name, digest in files.items() if name.startswith("data.")]
     row = {
-        "key": hashlib.sha256("\n".join([*_data_texts(settings), *data_files]).encode()).hexdigest(),
+        "key": hashlib.sha256("\n".join([*federation_texts(settings), *data_files]).encode()).hexdigest(),
         "data": federation.name,
         "partition": federation.partition,
         "num_clients": federation.num_clients,
@@ -320,7 +264,9 @@ def refuse_early(all_settings: list[Mapping[str, Any]]) -> None:
     provided = first.simulator.provides
     for settings in all_settings:
         if settings["seed"] == all_settings[0]["seed"]:
-            session = Session(_policy(settings), first.session.clients, settings["seed"], provides=provided)
+            session = Session(
+                build_settings(settings).policy, first.session.clients, settings["seed"], provides=provided
+            )
             watch(session, first.trace, min(1, settings["availability"].get("history", 0)))
     budget, count = all_settings[0]["budget"], len(first.session.clients)
     if budget is not None and budget > count:

@@ -1,9 +1,9 @@
-"""An experiment as a value: what to run, read from TOML, refused with its line where it makes no sense.
+"""An experiment as a value, read from a TOML file; every mistake is reported with its line.
 
     title = "Fashion-MNIST, 2 shards per client"     # optional; the file name otherwise
 
     [data]                 # name (or package.module:function) and options of the data set (`fedpick list datasets`)
-    name = "fmnist"        # `seed = 1` fixes it; otherwise every run's seed makes its own
+    name = "fmnist"        # `seed = 1` fixes the data; by default they follow the seed of the run
     [partition]            # name, num_clients, holdout, split and the options of that partition
     name = "2spc"
     num_clients = 100
@@ -17,34 +17,48 @@
     batch_size = 64
     [server]               # optional: fields of fedpick.sim.ServerStep
     lr = 1.0
-    [availability]         # optional: name and the options of that process; everybody otherwise
-    name = "ideal"         # `history = 100`: policies see so many rounds of masks before the first one
+    [availability]         # optional: name and the options of that process; default: ideal
+    name = "ideal"         # `history = 100`: policies see 100 rounds of masks before round 0
     [faults]               # optional: fields of fedpick.sim.Faults (dropout, nan, deadline, ...)
     [simulator]            # optional: losses_on, shards, group, sketch, noise_examples of fedpick.sim.Simulator
     losses_on = "validation"
     [run]
     rounds = 500
-    budget = 5             # cohort size; left out: everybody available
+    budget = 5             # cohort size; default: all available clients
     seeds = [1, 2, 3, 4, 5]  # or a number n: seeds 0..n-1
     evaluate_every = 1     # round t (from 0) is evaluated where t + 1 is a multiple of this
-    losses_every = 10      # optional: everybody's loss likewise (never, if left out)
-    local_accuracy_every = 10  # optional: accuracy on the clients' own test data likewise (never, if left out)
-    validation_every = 10  # optional: loss and accuracy on the clients' validation data likewise (never, if left out)
+    losses_every = 10      # optional: the loss of every client likewise; default: never
+    local_accuracy_every = 10  # optional: accuracy on the clients' local test data
+    validation_every = 10  # optional: loss and accuracy on the clients' validation data
     targets = [0.69]       # test accuracies for the rounds-to-target table
-    loss_targets = [0.7]   # optional: training losses (of everybody, on losses_on) likewise; needs losses_every
+    loss_targets = [0.7]   # optional: training losses likewise; they need losses_every
 
-    [[policies]]           # one per line in the tables; keys beside these four are its hyper-parameters
+    [[policies]]           # one row of the tables; further keys are hyper-parameters of the policy
     name = "fedcor"
     label = "FedCor"       # optional; must be unique, without commas
     warmup = 15
     local = { lr = 0.01 }  # optional: overrides of [local] and [server] for this policy only
     server = { lr = 0.3 }
 
-One seed makes everything random in a run. All policies of one seed face the same partition, initial model, local
+A file may extend another one and list variants of itself:
+
+    extends = "base.toml"  # relative to this file; "base.toml#NAME" extends one variant of it
+
+    [variants.small]       # a partial spec, merged over the file; every variant is an experiment
+    partition.num_clients = 10
+    [variants.small.policies.FedCor]  # adjust the policy with this label; a new label with a name adds a policy
+    warmup = 5
+    [variants.two]
+    policies = ["FedCor", { name = "uniform" }]  # a list anew: inherited policies by label, and further tables
+
+Tables are merged key by key. A section that names another thing keeps none of the old thing's options. A file with
+variants is not an experiment itself; a file that extends it inherits its variants.
+
+A run's seed decides everything random in it. All policies of one seed face the same partition, initial model, local
 mini-batches and availability, unless [data], [partition] or [availability] fix a `seed` of their own.
 
-What identifies one run is everything that decides its rows: not the title, the labels, the targets, nor how many
-rounds are wanted. Asking for more rounds or seeds later therefore continues what is there.
+A run is identified by everything that decides its rows, in the resolved spec: not by the title, the labels, the targets
+or the number of rounds. Asking for more rounds or seeds later therefore continues stored runs.
 """
 
 from __future__ import annotations
@@ -52,39 +66,36 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedpick.core.errors import InvalidInput
 from fedpick.core.imports import make_importable
-from fedpick.experiments.checks import POLICY_KEYS, content_problems, run_problems, section_problems
-from fedpick.experiments.options import Registries, nearest
-from fedpick.experiments.toml_lines import key_lines, line_of
+from fedpick.experiments.inheritance import Resolved, place_of, resolve, split_variant
+from fedpick.experiments.settings import RunSettings, run_of
+from fedpick.experiments.validation import POLICY_KEYS, Place, SpecError, content_problems, nearest, run_problems
 
-__all__ = ["Named", "PolicySpec", "Spec", "SpecError", "canonical_json", "load_spec", "parse_spec"]
-
-
-class SpecError(InvalidInput):
-    """A spec that cannot be run; `problems` holds (line or None, sentence) for everything that was found."""
-
-    def __init__(self, source: str, problems: Sequence[tuple[int | None, str]]) -> None:
-        self.problems = tuple(problems)
-        super().__init__(
-            "\n".join(f"{source}:{line}: {text}" if line else f"{source}: {text}" for line, text in problems)
-        )
+__all__ = [
+    "Named",
+    "PolicySpec",
+    "Spec",
+    "SpecError",
+    "canonical_json",
+    "load_spec",
+    "load_specs",
+    "parse_spec",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """A thing chosen by name, with its options."""
+    """Something chosen by name, with its options as given."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
-    """Fixed for all runs; None: the run's own seed."""
+    """Fixed for all runs; None: the seed of the run."""
 
     def to_dict(self) -> dict[str, Any]:
         """As in the TOML file."""
@@ -111,8 +122,12 @@ class PolicySpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spec:
-    """A whole experiment: a setting, the policies compared on it, and how long."""
+class Spec(RunSettings):
+    """A whole experiment: a setting, the policies compared on it, and [run], whose keys are attributes of the spec.
+
+    The sections hold the options as given, because these identify runs; `fedpick.experiments.settings` makes them
+    typed objects.
+    """
 
     title: str
     data: Named
@@ -123,31 +138,14 @@ class Spec:
     server: Mapping[str, Any]
     faults: Mapping[str, Any]
     simulator: Mapping[str, Any]
-    rounds: int
-    budget: int | None
-    seeds: tuple[int, ...]
-    evaluate_every: int
-    losses_every: int | None
-    local_accuracy_every: int | None
-    targets: tuple[float, ...]
     policies: tuple[PolicySpec, ...]
-    validation_every: int | None = None
-    loss_targets: tuple[float, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As in the TOML file, with every default of the spec itself written out."""
-        run = {
-            "rounds": self.rounds,
-            "budget": self.budget,
-            "seeds": list(self.seeds),
-            "evaluate_every": self.evaluate_every,
-            "losses_every": self.losses_every,
-            "local_accuracy_every": self.local_accuracy_every,
-            "targets": list(self.targets),
-            # Younger keys are there only where they are used: older specs keep their hash.
-            "validation_every": self.validation_every,
-            "loss_targets": list(self.loss_targets) or None,
-        }
+        values = {item.name: getattr(self, item.name) for item in fields(RunSettings)}
+        run = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        if not self.loss_targets:
+            del run["loss_targets"]  # a younger key: specs without it keep their hash
         return {
             "title": self.title,
             "data": self.data.to_dict(),
@@ -170,9 +168,9 @@ class Spec:
         return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
     def settings_of(self, policy: PolicySpec, seed: int) -> dict[str, Any]:
-        """Everything that decides the rows of one run."""
+        """Everything that decides the rows of one run, as stored in the column `runs.settings`."""
         shared = self.to_dict()
-        # Only where it is asked for: runs from before there was such a key keep theirs.
+        # A younger key: runs without it keep their identity.
         validation = {} if self.validation_every is None else {"validation_every": self.validation_every}
         return {
             **{key: shared[key] for key in ("data", "partition", "task", "availability", "faults", "simulator")},
@@ -199,20 +197,25 @@ class Spec:
         only: Iterable[str] | None = None,
         targets: Sequence[float] | None = None,
     ) -> Spec:
-        """The spec with other seeds (a number: so many of its own, going on upwards), rounds, or fewer policies."""
-        spec = self
-        if seeds is not None:
-            spec = replace(spec, seeds=_some_seeds(self.seeds, seeds))
-        if rounds is not None:
-            spec = replace(spec, rounds=rounds)
-        if targets is not None:
-            spec = replace(spec, targets=tuple(float(target) for target in targets))
-        if only is not None:
-            spec = replace(spec, policies=_only(self.policies, list(only)))
-        problems = run_problems(spec.to_dict()["run"])
-        if problems:
-            raise SpecError("command line", [(None, problem.message) for problem in problems])
-        return spec
+        """The spec with other seeds, rounds or targets, or fewer policies.
+
+        A number of seeds takes the spec's own first and continues above the largest.
+        """
+        policies = self.policies if only is None else _only(self.policies, list(only))
+        changes = {
+            "seeds": None if seeds is None else list(_some_seeds(self.seeds, seeds)),
+            "rounds": rounds,
+            "targets": None if targets is None else [float(target) for target in targets],
+        }
+        run = {**self.to_dict()["run"], **{key: value for key, value in changes.items() if value is not None}}
+        if problems := run_problems(run):
+            raise SpecError([(Place("command line"), problem.message) for problem in problems])
+        return replace(self, policies=policies, **_run_values(run))
+
+
+def _run_values(run: Mapping[str, Any]) -> dict[str, Any]:
+    settings = run_of(run)
+    return {item.name: getattr(settings, item.name) for item in fields(settings)}
 
 
 def canonical_json(value: Any) -> str:
@@ -253,57 +256,40 @@ def _only(policies: tuple[PolicySpec, ...], wanted: list[str]) -> tuple[PolicySp
     known = {name for policy in policies for name in (policy.name, policy.label)}
     for name in wanted:
         if name not in known:
-            raise SpecError(
-                "command line",
-                [(None, f"--only: no policy of this spec is named {name!r}.{nearest(name, known)} "
-                        f"It has: {', '.join(sorted(known))}.")],
-            )  # fmt: skip
+            message = f"--only: no policy of this spec is named {name!r}.{nearest(name, known)}"
+            raise SpecError([(Place("command line"), f"{message} It has: {', '.join(sorted(known))}.")])
     return tuple(policy for policy in policies if policy.name in wanted or policy.label in wanted)
 
 
-def load_spec(path: str | Path, registries: Registries | None = None) -> Spec:
-    """Read and check a TOML file."""
-    file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SpecError(str(path), [(None, f"the spec cannot be read: {error.strerror or error}.")]) from error
-    except UnicodeDecodeError as error:
-        raise SpecError(str(path), [(None, f"the spec is not UTF-8 text: {error}.")]) from error
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        line = text.count("\n", 0, getattr(error, "pos", 0)) + 1 if hasattr(error, "pos") else _line_in(str(error))
-        raise SpecError(str(path), [(line, f"not valid TOML: {error}.")]) from error
-    make_importable(file.parent)  # data and tasks of one's own lie beside the spec that names them
-    return parse_spec(content, source=str(path), title=file.stem, text=text, registries=registries)
+def load_spec(path: str | Path, variant: str | None = None) -> Spec:
+    """Read and validate the one experiment of a TOML file, or one of its variants, also named `FILE.toml#VARIANT`."""
+    specs = load_specs(path if variant is None else f"{path}#{variant}")
+    if len(specs) > 1:
+        names = ", ".join(each.variant for each in resolve(path))
+        message = f"the file holds {len(specs)} experiments: choose a variant, {path}#NAME. It has: {names}."
+        raise SpecError([(Place(str(path)), message)])
+    return specs[0]
 
 
-def _line_in(message: str) -> int | None:
-    """tomllib says "(at line 3, column 5)"."""
-    _, found, rest = message.partition("at line ")
-    digits = rest.partition(",")[0]
-    return int(digits) if found and digits.isdigit() else None
+def load_specs(path: str | Path) -> list[Spec]:
+    """Read and validate every experiment of a TOML file: its variants, or itself; `FILE.toml#VARIANT` is one."""
+    file, _ = split_variant(path)
+    resolved = resolve(path)
+    make_importable(file.parent)  # functions of the user stand beside the spec that names them
+    return [_validated(each, f"{file.stem} {each.variant}".strip()) for each in resolved]
 
 
-def parse_spec(
-    content: Mapping[str, Any],
-    *,
-    source: str = "spec",
-    title: str = "experiment",
-    text: str = "",
-    registries: Registries | None = None,
-) -> Spec:
-    """Check the content of a spec and make it a `Spec`; everything that is wrong is reported at once."""
-    known = registries or Registries.installed()
-    problems = section_problems(content)
-    if not problems:
-        problems = content_problems(content, known)
-    if problems:
-        lines = key_lines(text)
-        placed = [(line_of(lines, problem.path), problem.message) for problem in problems]
-        raise SpecError(source, sorted(placed, key=lambda item: item[0] or 0))
-    return _assemble(content, title)
+def parse_spec(content: Mapping[str, Any], *, source: str = "spec", title: str = "experiment") -> Spec:
+    """Validate the content of a spec and make it a `Spec`; all problems are reported at once."""
+    return _validated(Resolved(source=source, content=content), title)
+
+
+def _validated(resolved: Resolved, title: str) -> Spec:
+    source = resolved.source
+    if problems := content_problems(resolved.content):
+        placed = [(place_of(resolved.places, each.path) or Place(source), each.message) for each in problems]
+        raise SpecError(sorted(placed, key=lambda item: (item[0].source != source, item[0].source, item[0].line or 0)))
+    return _assemble(resolved.content, title)
 
 
 def _named(table: Mapping[str, Any]) -> Named:
@@ -312,9 +298,6 @@ def _named(table: Mapping[str, Any]) -> Named:
 
 
 def _assemble(content: Mapping[str, Any], title: str) -> Spec:
-    run = content["run"]
-    seeds = run.get("seeds", [0])
-    own = {option.name for option in POLICY_KEYS}
     return Spec(
         title=content.get("title", title),
         data=_named(content["data"]),
@@ -325,23 +308,15 @@ def _assemble(content: Mapping[str, Any], title: str) -> Spec:
         server=dict(content.get("server", {})),
         faults=dict(content.get("faults", {})),
         simulator=dict(content.get("simulator", {})),
-        rounds=run["rounds"],
-        budget=run.get("budget"),
-        seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
-        evaluate_every=run.get("evaluate_every", 1),
-        losses_every=run.get("losses_every"),
-        local_accuracy_every=run.get("local_accuracy_every"),
-        targets=tuple(float(target) for target in run.get("targets", [])),
-        validation_every=run.get("validation_every"),
-        loss_targets=tuple(float(target) for target in run.get("loss_targets", [])),
         policies=tuple(
             PolicySpec(
                 name=table["name"],
                 label=table.get("label", table["name"]),
-                parameters={key: value for key, value in table.items() if key not in own},
+                parameters={key: value for key, value in table.items() if key not in POLICY_KEYS},
                 local=dict(table.get("local", {})),
                 server=dict(table.get("server", {})),
             )
             for table in content["policies"]
         ),
+        **_run_values(content["run"]),
     )

@@ -23,7 +23,7 @@ import numpy as np
 from fedpick.core.errors import InvalidInput
 from fedpick.experiments.spec import PolicySpec, Spec
 from fedpick.experiments.store_read import Experiment, Reader, Run
-from fedpick.experiments.toml_text import toml_text
+from fedpick.experiments.toml import toml_text
 
 __all__ = ["SCORES", "Candidate", "Choice", "candidates", "choose", "grid_spec", "tuned_spec", "tuned_text"]
 

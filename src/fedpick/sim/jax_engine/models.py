@@ -1,11 +1,10 @@
-"""The models of the papers. Where authors used PyTorch, so is the initialisation: uniform in +-1/sqrt(fan-in).
+"""The models of `fedpick.sim.tasks` in JAX. As in PyTorch, weights start uniform in +-1/sqrt(fan-in).
 
-Not carried over: Power-of-Choice's random crops and flips on CIFAR-10 (every policy trains on the plain images).
+Not implemented: Power-of-Choice's random crops and flips on CIFAR-10 (every policy trains on the plain images).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from fedpick.core.errors import InvalidInput
-from fedpick.core.validation import choice, number
 from fedpick.sim.jax_engine.layers import (
     convolution,
     cross_entropy,
@@ -24,24 +22,13 @@ from fedpick.sim.jax_engine.layers import (
     is_largest,
     max_pool,
 )
-from fedpick.sim.tasks import Task
+from fedpick.sim.tasks import Convolutional, Task
 
 Array = Any
 Params = Any
 Forward = Callable[[Params, Array, Array, bool], Array]
 
-__all__ = [
-    "classifier",
-    "cnn_cafed",
-    "cnn_fedcor",
-    "cnn_mcmahan_cifar",
-    "cnn_mcmahan_fmnist",
-    "cnn_power_of_choice",
-    "logistic",
-    "mlp",
-    "quadratic",
-    "sent140_mlp",
-]
+__all__ = ["classifier", "convolutional", "logistic", "perceptron", "quadratic"]
 
 
 def classifier(
@@ -55,7 +42,7 @@ def classifier(
 ) -> Task:
     """A task from a function (params, x, key, train) -> logits, with the cross-entropy and an optional ridge term.
 
-    `training_loss`: the cross-entropy from (params, x, y), where it can be had faster than by way of the logits.
+    `training_loss`: the cross-entropy from (params, x, y), where computing it without the logits is faster.
     """
 
     def per_example_loss(params: Params, x: Array, y: Array, key: Array, train: bool) -> Array:
@@ -91,51 +78,26 @@ def _init_layers(sizes: Sequence[int], **options: bool) -> Callable[[Array], Par
     return init
 
 
-def mlp(
-    *,
-    input_shape: Sequence[int] = (28, 28, 1),
-    num_classes: int = 10,
-    hidden: Sequence[int] = (64, 30),
-    dropout: str = "none",
-    rate: float = 0.5,
-) -> Task:
-    """A perceptron with ReLU. `dropout` says where: "none"; "fedcor" before the ReLU of every hidden layer;
-    "power-of-choice" after the second hidden layer only (their code; their text says the first).
-    """
-    places = {"none": (), "fedcor": range(len(hidden)), "power-of-choice": (1,)}
-    choice("mlp", "dropout", places, value=dropout)
-    number("mlp", "rate", "[0, 1)", value=rate)
-    return _perceptron("mlp", math.prod(input_shape), hidden, num_classes, frozenset(places[dropout]), rate)
+def perceptron(name: str, sizes: Sequence[int], *, dropped: frozenset[int] = frozenset(), rate: float = 0.0) -> Task:
+    """Dense layers of these sizes, inputs first, with ReLU between; dropout in the hidden layers `dropped`."""
+    last = len(sizes) - 2
 
-
-def _perceptron(
-    name: str, inputs: int, hidden: Sequence[int], outputs: int, dropped: frozenset[int], rate: float
-) -> Task:
     def forward(params: Params, x: Array, key: Array, train: bool) -> Array:
         x = x.reshape(len(x), -1)
-        for i in range(len(hidden)):
+        for i in range(last):
             x = dense(params[f"dense{i}"], x)
             if train and i in dropped:
                 # Dropout and ReLU commute: both orders of the authors' codes give the same numbers.
                 x = dropout(key, x, rate, layer=i)
             x = jax.nn.relu(x)
-        return dense(params[f"dense{len(hidden)}"], x)
+        return dense(params[f"dense{last}"], x)
 
-    return classifier(name, _init_layers([inputs, *hidden, outputs]), forward, evaluation_batch=131072)
-
-
-def sent140_mlp(*, input_shape: Sequence[int] = (200,), num_classes: int = 2) -> Task:
-    """Three hidden layers (128, 86, 30) on an averaged 200-dimensional GloVe vector."""
-    return _perceptron("sent140-mlp", math.prod(input_shape), (128, 86, 30), num_classes, frozenset(), 0.0)
+    return classifier(name, _init_layers(sizes), forward, evaluation_batch=131072)
 
 
-def logistic(
-    *, input_shape: Sequence[int] = (60,), num_classes: int = 10, ridge: float = 0.0, start: str = "default"
-) -> Task:
+def logistic(inputs: int, num_classes: int, *, ridge: float = 0.0, start: str = "default") -> Task:
     """Multinomial logistic regression. `start`: "default" (PyTorch's), "zero" or "zero-bias"."""
-    choice("logistic", "start", ("default", "zero", "zero-bias"), value=start)
-    number("logistic", "ridge", "[0, inf)", value=ridge)
-    init = _init_layers([math.prod(input_shape), num_classes], zero=start == "zero", zero_bias=start == "zero-bias")
+    init = _init_layers([inputs, num_classes], zero=start == "zero", zero_bias=start == "zero-bias")
 
     def forward(params: Params, x: Array, key: Array, train: bool) -> Array:
         return dense(params["dense0"], x.reshape(len(x), -1))
@@ -146,23 +108,10 @@ def logistic(
     return classifier("logistic", init, forward, ridge=ridge, evaluation_batch=262144, training_loss=training_loss)
 
 
-def _convolutional(
-    name: str,
-    input_shape: Sequence[int],
-    num_classes: int,
-    *,
-    filters: Sequence[int],
-    kernel: int,
-    padding: int,
-    pooled: Sequence[bool],
-    hidden: Sequence[int],
-) -> Task:
-    """Convolutions (each with ReLU, some with 2x2 max-pooling), then dense layers with ReLU between."""
-    if len(input_shape) != 3:
-        raise InvalidInput(
-            f"{name} works on images of shape (height, width, channels). Got {tuple(input_shape)}; "
-            "choose the task mlp or logistic for flat data."
-        )
+def convolutional(settings: Convolutional, input_shape: Sequence[int], num_classes: int) -> Task:
+    """The model that `Convolutional` describes, for images of shape (height, width, channels)."""
+    name, filters, hidden = settings.name, settings.filters, settings.hidden
+    kernel, padding, pooled = settings.kernel, settings.padding, settings.pooled
     height, width, channels = input_shape
     for pool in pooled:
         height, width = height + 2 * padding - kernel + 1, width + 2 * padding - kernel + 1
@@ -192,80 +141,14 @@ def _convolutional(
     return classifier(name, init, forward, evaluation_batch=256)
 
 
-def cnn_fedcor(*, input_shape: Sequence[int] = (32, 32, 3), num_classes: int = 10) -> Task:
-    """FedCor's CIFAR-10 model: 3x3 convolutions of 32, 64 (pooled) and 64 (not pooled), no padding, dense 64."""
-    pooled = (True, True, False)
-    return _convolutional(
-        "cnn-fedcor", input_shape, num_classes, filters=(32, 64, 64), kernel=3, padding=0, pooled=pooled, hidden=(64,)
-    )
-
-
-def cnn_mcmahan_fmnist(*, input_shape: Sequence[int] = (28, 28, 1), num_classes: int = 10) -> Task:
-    """McMahan's MNIST model as FedGS uses it: 5x5 convolutions of 32 and 64, padded and pooled, dense 512."""
-    pooled = (True, True)
-    return _convolutional(
-        "cnn-mcmahan-fmnist",
-        input_shape,
-        num_classes,
-        filters=(32, 64),
-        kernel=5,
-        padding=2,
-        pooled=pooled,
-        hidden=(512,),
-    )
-
-
-def cnn_mcmahan_cifar(*, input_shape: Sequence[int] = (32, 32, 3), num_classes: int = 10) -> Task:
-    """FedGS's CIFAR-10 model: two 5x5 convolutions of 64, pooled, not padded, dense 384 and 192."""
-    pooled = (True, True)
-    return _convolutional(
-        "cnn-mcmahan-cifar",
-        input_shape,
-        num_classes,
-        filters=(64, 64),
-        kernel=5,
-        padding=0,
-        pooled=pooled,
-        hidden=(384, 192),
-    )
-
-
-def cnn_cafed(
-    *, input_shape: Sequence[int] = (32, 32, 3), num_classes: int = 10, filters: Sequence[int] = (32, 64)
-) -> Task:
-    """Two convolutions and one dense layer. The paper gives neither widths nor kernel: 5x5 and `filters` are ours."""
-    pooled = (True,) * len(filters)
-    return _convolutional(
-        "cnn-cafed", input_shape, num_classes, filters=filters, kernel=5, padding=0, pooled=pooled, hidden=()
-    )
-
-
-def cnn_power_of_choice(*, input_shape: Sequence[int] = (32, 32, 3), num_classes: int = 10) -> Task:
-    """Power-of-Choice's CIFAR-10 model: 5x5 convolutions of 6 and 16, pooled, dense 120-100-84-50."""
-    pooled = (True, True)
-    hidden = (120, 100, 84, 50)
-    return _convolutional(
-        "cnn-power-of-choice",
-        input_shape,
-        num_classes,
-        filters=(6, 16),
-        kernel=5,
-        padding=0,
-        pooled=pooled,
-        hidden=hidden,
-    )
-
-
-def quadratic(*, input_shape: Sequence[int] = (2, 5), num_classes: int = 0, start_scale: float = 100.0) -> Task:
+def quadratic(dimension: int, *, start_scale: float = 100.0) -> Task:
     """F_k(w) = w'H w / 2 - e.w + e'H^-1 e / 2 for an example x = (diagonal of H, e); w starts at start_scale * N(0, 1).
 
-    A client has one such example, so that a local step is a full-gradient step: LocalTraining(batch_size=None).
+    A client has one such example, so a local step is a full-gradient step: LocalTraining(batch_size=None).
     """
-    if len(input_shape) != 2 or input_shape[0] != 2:
-        raise InvalidInput(f"The quadratic needs examples of shape (2, dimension). Got {tuple(input_shape)}.")
 
     def init(key: Array) -> Params:
-        return {"w": start_scale * jax.random.normal(key, (input_shape[1],), jnp.float32)}
+        return {"w": start_scale * jax.random.normal(key, (dimension,), jnp.float32)}
 
     def per_example_loss(params: Params, x: Array, y: Array, key: Array, train: bool) -> Array:
         diagonal, linear = x[:, 0], x[:, 1]

@@ -1,7 +1,7 @@
 """Sentiment140 with GloVe vectors: tweets, their authors, and whether they are positive or negative.
 
-The setting of Power-of-Choice, appendix F: users with at least 32 tweets, 314 of them at random, each a client; a tweet
-is the average of the 200-dimensional GloVe vectors of its words.
+The setting of Power-of-Choice, appendix F: 314 random users with at least 32 tweets, each a client; a tweet is the
+average of the 200-dimensional GloVe vectors of its words.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,11 @@ from numpy.typing import NDArray
 
 from fedpick.core.errors import DataError, InvalidInput
 from fedpick.core.rng import Purpose, stream
-from fedpick.data.dealing import require
-from fedpick.data.sources import Collection, File, Progress, find_files
+from fedpick.core.validation import require, whole
+from fedpick.data.sources import Collection, File, find_files
 from fedpick.data.types import Dataset
 
-__all__ = ["GLOVE", "SENTIMENT140", "glove_collection", "sentiment140"]
+__all__ = ["GLOVE", "SENTIMENT140", "Sentiment140", "glove_collection", "tokens"]
 
 _TRAIN = "training.1600000.processed.noemoticon.csv"
 _TEST = "testdata.manual.2009.06.14.csv"
@@ -36,7 +37,6 @@ _WORD = re.compile(r"[^\W_]+|[!?.,:;()'\"-]")
 
 def glove_collection(dimension: int) -> Collection:
     """The GloVe 6B file with vectors of this length."""
-    require(dimension in (50, 100, 200, 300), f"GloVe 6B has vectors of 50, 100, 200 or 300. Got {dimension}.")
     return Collection(
         name="glove",
         files=(File(name=f"glove.6B.{dimension}d.txt"),),
@@ -47,40 +47,50 @@ def glove_collection(dimension: int) -> Collection:
 GLOVE = glove_collection(200)
 
 
-def sentiment140(
-    *,
-    directory: str | Path | None = None,
-    num_users: int | None = 314,
-    min_tweets: int = 32,
-    dimension: int = 200,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Dataset:
+@dataclass(frozen=True, kw_only=True)
+class Sentiment140:
     """Sentiment140: tweets by user, positive (0) or negative (1), as averaged GloVe vectors.
 
     `num_users` users with at least `min_tweets` tweets are drawn; None takes all of them. The central test set is the
     hand-labelled one without its neutral tweets. Words without a vector are left out; a tweet without any is zero.
     """
-    require(min_tweets >= 1, f"min_tweets must be at least 1. Got {min_tweets}.")
-    require(num_users is None or num_users >= 1, f"num_users must be at least 1, or None for all. Got {num_users}.")
-    glove = glove_collection(dimension)
-    tweets = find_files(SENTIMENT140, directory=directory, progress=progress)
-    vectors = find_files(glove, directory=directory, progress=progress)[glove.files[0].name]
-    chosen = _choose_users(tweets[_TRAIN], num_users, min_tweets, seed)
-    train = [(label, words, chosen[user]) for label, user, words in _read_tweets(tweets[_TRAIN], chosen)]
-    test = [(label, words) for label, _, words in _read_tweets(tweets[_TEST], None)]
-    vocabulary = {word for _, words, _ in train for word in words} | {word for _, words in test for word in words}
-    table = _read_vectors(vectors, vocabulary, dimension)
-    return Dataset(
-        name="sentiment140",
-        train_x=_average([words for _, words, _ in train], table, dimension),
-        train_y=np.array([label for label, _, _ in train], np.int32),
-        test_x=_average([words for _, words in test], table, dimension),
-        test_y=np.array([label for label, _ in test], np.int32),
-        num_classes=2,
-        groups=np.array([user for _, _, user in train], np.int32),
-        info={"num_users": len(chosen), "min_tweets": min_tweets, "words_with_vector": len(table), "seed": seed},
-    )
+
+    directory: str | Path | None = None
+    num_users: int | None = 314
+    min_tweets: int = 32
+    dimension: int = 200
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole(self, "min_tweets", 1)
+        whole(self, "num_users", 1, optional=True)
+        require(self.dimension in (50, 100, 200, 300), self, "dimension", "50, 100, 200 or 300, as GloVe 6B has")
+
+    def load(self) -> Dataset:
+        """Find and read the files, draw the users, average the vectors of every tweet."""
+        glove = glove_collection(self.dimension)
+        tweets = find_files(SENTIMENT140, directory=self.directory)
+        vectors = find_files(glove, directory=self.directory)[glove.files[0].name]
+        chosen = _choose_users(tweets[_TRAIN], self.num_users, self.min_tweets, self.seed)
+        train = [(label, words, chosen[user]) for label, user, words in _read_tweets(tweets[_TRAIN], chosen)]
+        test = [(label, words) for label, _, words in _read_tweets(tweets[_TEST], None)]
+        vocabulary = {word for _, words, _ in train for word in words} | {word for _, words in test for word in words}
+        table = _read_vectors(vectors, vocabulary, self.dimension)
+        return Dataset(
+            name="sentiment140",
+            train_x=_average([words for _, words, _ in train], table, self.dimension),
+            train_y=np.array([label for label, _, _ in train], np.int32),
+            test_x=_average([words for _, words in test], table, self.dimension),
+            test_y=np.array([label for label, _ in test], np.int32),
+            num_classes=2,
+            groups=np.array([user for _, _, user in train], np.int32),
+            info={
+                "num_users": len(chosen),
+                "min_tweets": self.min_tweets,
+                "words_with_vector": len(table),
+                "seed": self.seed,
+            },
+        )
 
 
 def _rows(path: Path) -> Iterator[list[str]]:
@@ -103,8 +113,8 @@ def _choose_users(path: Path, num_users: int | None, min_tweets: int, seed: int)
     users = sorted(user for user, count in counts.items() if count >= min_tweets)
     if len(users) < (num_users or 1):
         raise InvalidInput(
-            f"{path.name} has {len(users)} users with at least {min_tweets} tweets where {num_users or 1} were asked "
-            "for: lower num_users or min_tweets."
+            f"{path.name} has {len(users)} users with at least {min_tweets} tweets where {num_users or 1} are needed: "
+            "lower num_users or min_tweets."
         )
     if num_users is not None:
         drawn = stream(seed, 0, Purpose.DATA).choice(len(users), size=num_users, replace=False)
@@ -124,7 +134,7 @@ def tokens(text: str) -> list[str]:
 
 
 def _read_vectors(path: Path, vocabulary: set[str], dimension: int) -> dict[str, NDArray[np.float32]]:
-    """The vectors of the words in use: the whole file is far larger."""
+    """The vectors of the words in the vocabulary; the whole file is far larger."""
     table = {}
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):

