@@ -25,7 +25,7 @@ import fedpick
 from fedpick.core.errors import MissingDependency
 from fedpick.core.writing import refuse_directory, write_atomically
 from fedpick.experiments.store_read import Experiment, Reader
-from fedpick.experiments.toml_text import toml_text
+from fedpick.experiments.toml import toml_text
 from fedpick.report import analysis
 from fedpick.report.analysis import Quantity, Results, RunResults
 from fedpick.report.charts import sections_of
