@@ -159,6 +159,12 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_lines_outside_tables_have_at_most_120_characters(page):
+    lines = enumerate(page.read_text().splitlines(), start=1)
+    assert [number for number, line in lines if len(line) > 120 and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_no_page_names_a_policy_that_does_not_exist(page):
     for policy in re.findall(r"policies\.get\(\"([^\"]+)\"", page.read_text()):
         assert policy in fedpick.policies.names()
