@@ -6,6 +6,8 @@ file, `# mine.py`, is that file; others import it or read it.
 
 from __future__ import annotations
 
+import importlib.util
+import pkgutil
 import re
 import shutil
 import sys
@@ -37,8 +39,8 @@ NEEDS = {
 }
 # Pages about results find a store with an experiment in it, and its spec, my.toml.
 ABOUT_RESULTS = {"docs/guides/experiments.md", "docs/guides/report.md", "docs/reference/store.md"}
-# Written by `python -m benchmarks.speed`, or about to be replaced.
-LONG = {"docs/benchmarks/sim.md", "docs/decisions/0003-rounds-ahead.md", "docs/guides/flower.md"}
+GENERATED = {"docs/benchmarks/sim.md"}  # by `python -m benchmarks.speed`
+REPLACED_SOON = {"docs/decisions/0003-rounds-ahead.md", "docs/guides/flower.md"}
 SPEC = """
 [data]
 name = "synthetic"
@@ -160,10 +162,19 @@ def test_links_lead_somewhere(page):
         assert target.startswith(("http", "mailto")) or (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if name_of(page) not in LONG], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if name_of(page) not in GENERATED | REPLACED_SOON], ids=name_of
+)
 def test_lines_outside_tables_have_at_most_120_characters(page):
     lines = enumerate(page.read_text().splitlines(), start=1)
     assert [number for number, line in lines if len(line) > 120 and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if name_of(page) not in REPLACED_SOON], ids=name_of)
+def test_names_in_fedpick_exist(page):
+    for dotted in re.findall(r"`(fedpick(?:\.\w+)+)", page.read_text()):
+        if name_of(page) not in NEEDS or all(importlib.util.find_spec(package) for package in NEEDS[name_of(page)]):
+            pkgutil.resolve_name(dotted)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
