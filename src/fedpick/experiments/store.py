@@ -55,7 +55,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sqlalchemy as sa
+
+try:
+    import sqlalchemy as sa
+except ModuleNotFoundError as error:
+    from fedpick.core.errors import MissingDependency
+
+    raise MissingDependency("The store needs SQLAlchemy. Install it with: pip install 'fedpick[sim]'") from error
 
 import fedpick
 from fedpick.core.errors import FedpickError, InvalidInput
