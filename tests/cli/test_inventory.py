@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("jax")
+
+
+@pytest.mark.parametrize("what", ["policies", "datasets", "partitions", "availability", "tasks"])
+def test_lists(fedpick, what):
+    code, out, _ = fedpick("list", what, "--json")
+    assert code == 0
+    entries = json.loads(out)
+    assert all(entry["name"] and entry["summary"] for entry in entries)
+    code, out, _ = fedpick("list", what)
+    assert all(entry["name"] in out for entry in entries)
+
+
+def test_every_policy_has_a_citation(fedpick):
+    _, out, _ = fedpick("list", "policies", "--json")
+    assert all("(" in entry["citation"] for entry in json.loads(out))
+    _, out, _ = fedpick("list", "policies", "--bibtex")
+    assert out.count("@") >= 5
+
+
+def test_pictures(fedpick, tmp_path):
+    code, out, err = fedpick("data", "show", "digits", "--clients", "10", "-o", "a.png")
+    assert code == 0, err
+    assert "10 clients, 1438 examples" in out
+    assert (tmp_path / "a.png").stat().st_size > 1000
+    code, out, err = fedpick("availability", "show", "log-normal", "--set", "beta=0.3", "--rounds", "20", "-o", "b.png")
+    assert code == 0, err
+    assert "available on average" in out
+    assert (tmp_path / "b.png").stat().st_size > 1000
+    code, out, err = fedpick("availability", "show", "ideal", "-o", "deep/er/c.PDF")
+    assert code == 0, err
+    assert (tmp_path / "deep/er/c.PDF").read_bytes().startswith(b"%PDF")
+
+
+def test_data_that_needs_no_files(fedpick):
+    code, out, _ = fedpick("data", "get", "digits", "--quiet")
+    assert code == 0
+    assert "needs no files" in out

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.conftest import SPEC
+
+pytest.importorskip("typer")
+pytest.importorskip("jax")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "absent.toml"], "cannot be read"),
+        (["run", "spec.toml", "--only", "unifrm"], "Did you mean 'uniform'"),
+        (["run", "spec.toml", "--seeds", "x"], "--seeds must be"),
+        (["run", "spec.toml", "--rounds", "0"], "at least 1"),
+        (["run", "spec.toml", "--engine", "threads"], "'processes' or 'ray'"),
+        (["run", "spec.toml", "--store", "nonsense://x"], "not a database URL"),
+        (["run", "spec.toml", "--nonsense"], "No such option"),
+        (["compare", "--dataset", "digit"], "Did you mean 'digits'"),
+        (["compare", "--dataset", "digits", "--policies", "fedcorr"], "Did you mean 'fedcor'"),
+        (["compare", "--dataset", "digits", "--set", "alpha=1"], "section.key=value"),
+        (["report"], "no results at"),
+        (["check", "unifrm"], "Did you mean 'uniform'"),
+        (["data", "get", "mnst"], "Did you mean 'mnist'"),
+        (["availability", "show", "idael"], "Did you mean 'ideal'"),
+        (["run", "spec.toml", "--seeds", ""], "--seeds must be"),
+        (["run", "spec.toml", "--seeds", " ,"], "--seeds must be"),
+        (["run", "spec.toml", "--store", "/proc/x/a.sqlite"], "There can be no store at /proc/x/a.sqlite"),
+        (["run", "spec.toml", "--store", "."], "cannot be opened"),
+        (["tune", "spec.toml", "--local-lr", "0.1", "-o", "."], "is a directory"),
+        (["data", "show", "digits", "--clients", "0"], "at least 1. Got 0"),
+        (["data", "show", "synthetic", "--partition", "natural", "--clients", "0"], "Got num_clients=0"),
+        (["data", "show", "digits", "-o", "a.gif"], "must end in .png, .svg or .pdf. Got 'a.gif'"),
+        (["availability", "show", "ideal", "-o", "x"], "must end in .png, .svg or .pdf. Got 'x'"),
+        (["availability", "show", "ideal", "-o", "x.gif"], "must end in .png, .svg or .pdf. Got 'x.gif'"),
+        (["nosuch"], "No such command 'nosuch'"),
+        (["compare"], "Missing option '--dataset'"),
+    ],
+)
+def test_wrong_input_is_refused_with_code_2(fedpick, arguments, says):
+    code, _, err = fedpick(*arguments)
+    assert code == 2
+    assert says in err
+
+
+def test_a_damaged_store_is_told_in_a_sentence(fedpick, tmp_path):
+    assert fedpick("run", "spec.toml", "--quiet", "--no-report", "-p", "1")[0] == 0
+    file = tmp_path / "results" / "fedpick.sqlite"
+    content = file.read_bytes()
+    middle = len(content) // 8192 * 4096
+    file.write_bytes(content[:middle] + b"\xff" * (len(content) - middle))
+    code, _, err = fedpick("report")
+    assert code == 1
+    assert err.startswith("error: ") and "malformed" in err and err.count("\n") == 1
+
+
+def test_what_is_our_mistake_keeps_its_traceback(fedpick, monkeypatch):
+    from fedpick.experiments import spec
+
+    def broken(path):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(spec, "load_spec", broken)
+    with pytest.raises(ZeroDivisionError):
+        fedpick("run", "spec.toml")
+
+
+def test_help_and_version(fedpick):
+    for arguments in (["--help"], ["run", "--help"], ["report", "--help"], ["list", "--help"]):
+        code, out, _ = fedpick(*arguments)
+        assert code == 0
+        assert "Usage" in out
+    code, out, _ = fedpick("--version")
+    assert out.startswith("fedpick ")
+
+
+def test_a_typo_is_refused_without_importing_jax(tmp_path):
+    """The wall clock is left to the slow test: here, what would take the time must not be there at all."""
+    (tmp_path / "typo.toml").write_text(SPEC.replace('"uniform"', '"unifrom"'))
+    program = (
+        "import sys\nfrom fedpick import cli\nsys.argv = ['fedpick', 'run', 'typo.toml']\n"
+        "try:\n    cli.main()\nexcept SystemExit as end:\n"
+        "    print(end.code, 'jax' in sys.modules, 'sqlalchemy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False", "False"]
+    assert "typo.toml:17: There is no policy named 'unifrom'. Did you mean 'uniform'?" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_typo_is_refused_within_a_second(tmp_path):
+    (tmp_path / "typo.toml").write_text(SPEC.replace('"uniform"', '"unifrom"'))
+    seconds = []
+    for _ in range(5):
+        # Processor time: what else runs on the machine does not count.
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-m", "fedpick", "run", "typo.toml"], cwd=tmp_path, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert done.returncode == 2
+    assert min(seconds) < 1.0
