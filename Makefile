@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help setup demo test test-slow test-deployment check clean
+.PHONY: help setup demo test test-wheel test-wheel-all test-slow test-deployment check clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
@@ -21,8 +21,16 @@ setup: $(VENV)/.installed ## create .venv and install everything
 demo: setup ## compare policies on an embedded data set; ends with a table and a report
 	$(BIN)/fedpick demo
 
-test: setup check ## lint, types and all quick tests
+test: setup check ## lint, types, all quick tests and the wheel
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
+	$(BIN)/python scripts/try_wheel.py
+
+test-wheel: setup ## install the wheel with every quick extra alone, in fresh environments
+	$(BIN)/python scripts/try_wheel.py
+
+test-wheel-all: setup ## the same for every extra, with the newest and with the oldest dependencies (20 minutes)
+	$(BIN)/python scripts/try_wheel.py --all
+	$(BIN)/python scripts/try_wheel.py --all --oldest
 
 check: setup ## lint and types only
 	$(BIN)/ruff check .
