@@ -178,6 +178,15 @@ def test_names_in_fedpick_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_of_the_benchmarks_exist(page):
+    for shown in re.findall(r"benchmarks/[\w./{},-]+\.(?:toml|py)", page.read_text()):
+        before, _, rest = shown.partition("{")
+        alternatives, _, after = rest.partition("}")
+        for alternative in alternatives.split(","):
+            assert (ROOT / f"{before}{alternative}{after}").is_file(), shown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_no_page_names_a_policy_that_does_not_exist(page):
     for policy in re.findall(r"policies\.get\(\"([^\"]+)\"", page.read_text()):
         assert policy in fedpick.policies.names()
