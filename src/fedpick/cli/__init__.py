@@ -1,7 +1,6 @@
-"""The command line: thin. Every command reads its options, calls the library and prints.
+"""The command line. Each command reads its options, calls the library and prints the result.
 
-Exit codes: 0 everything went well; 1 something failed while running; 2 the input was wrong, nothing was run;
-3 interrupted, and the same command goes on where it stopped.
+Exit codes: 0 success; 1 a run failed; 2 wrong input, nothing was run; 3 interrupted, the same command resumes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ INTERRUPTED = 3
 
 
 def main() -> None:
-    """The entry point of the program `fedpick`."""
+    """Run the program `fedpick`."""
     try:
         import typer
 
@@ -27,20 +26,21 @@ def main() -> None:
     except ModuleNotFoundError as error:
         sys.stderr.write(f"fedpick's commands need {error.name!r}. Install it with: pip install 'fedpick[cli]'\n")
         sys.exit(FAILURE)
-    # Typer is built on click up to 0.25 and carries its own copy from 0.26 on; its public classes lead to either.
-    usage_error: Any = typer.BadParameter.__mro__[2]
+    # Typer depends on click up to 0.25 and bundles it from 0.26 on. The base class of both is reached through Typer:
+    # BadParameter, UsageError, ClickException.
+    click_exception: Any = typer.BadParameter.__mro__[2]
     try:
         code = app(standalone_mode=False)
     except typer.Abort:
         code = INTERRUPTED
-    except usage_error as error:
+    except click_exception as error:
         error.show()
         code = BAD_INPUT
     except KeyboardInterrupt:
-        sys.stderr.write("Interrupted. The same command goes on where it stopped.\n")
+        sys.stderr.write("Interrupted. The same command resumes where it stopped.\n")
         code = INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()  # the reader, `head` perhaps, has seen enough
+        sys.stderr.close()  # the reader, such as `head`, closed the pipe
         code = 0
     except (MissingDependency, PolicyCheckFailed) as error:
         sys.stderr.write(f"{error}\n")
@@ -49,19 +49,19 @@ def main() -> None:
         sys.stderr.write(f"error: {error}\n")
         code = BAD_INPUT
     except Exception as error:
-        sentence = _from_outside(error)
+        sentence = _environment_error(error)
         if sentence is None:
-            raise  # a mistake of ours: the traceback is what a report of it needs
+            raise  # a bug in fedpick: a bug report needs the traceback
         sys.stderr.write(f"error: {sentence}\n")
         code = FAILURE
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _from_outside(error: Exception) -> str | None:
-    """In a sentence: a full disk, a missing permission, a damaged database. None for anything else."""
+def _environment_error(error: Exception) -> str | None:
+    """Describe a full disk, a missing permission or a damaged database in a sentence; None for other errors."""
     if isinstance(error, OSError):
         return f"{error.strerror or error}" + (f": {error.filename}." if error.filename is not None else ".")
-    # Only where something has imported it: most commands do without.
+    # Importing SQLAlchemy is slow, and a command that has not imported it cannot have raised its errors.
     if "sqlalchemy" in sys.modules:
         from sqlalchemy.exc import SQLAlchemyError
 

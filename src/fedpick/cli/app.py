@@ -1,4 +1,4 @@
-"""The tree of commands. Nothing heavy is imported before a command needs it."""
+"""The tree of commands. Each command imports the libraries it needs when it runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["app"]
 app = typer.Typer(
     name="fedpick",
     help="Who should train next? Client selection for federated learning: compare policies, reproduce papers.\n\n"
-    "Start with [bold]fedpick demo[/bold]. Exit codes: 0 good, 1 a run failed, 2 wrong input, "
-    "3 interrupted (the same command goes on).",
+    "Start with [bold]fedpick demo[/bold]. Exit codes: 0 success, 1 a run failed, 2 wrong input, "
+    "3 interrupted (the same command resumes).",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -33,7 +33,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass

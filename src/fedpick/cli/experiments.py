@@ -1,4 +1,4 @@
-"""demo, compare, run, report: from settings to tables."""
+"""The commands that run experiments and show results: demo, compare, run, report."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ __all__ = ["compare", "demo", "report", "run"]
 
 StoreOption = Annotated[
     str,
-    typer.Option(help="Where results go: a file, or a database URL such as postgresql://host/name."),
+    typer.Option(help="The store: a file, or a database URL such as postgresql://host/name."),
 ]
 ProcessesOption = Annotated[
-    int | None, typer.Option("--processes", "-p", help="Runs at a time; default: one per core, one for short grids.")
+    int | None, typer.Option("--processes", "-p", help="Parallel runs; default: one per core, one for short grids.")
 ]
 EngineOption = Annotated[str, typer.Option(help="processes (this machine) or ray (a cluster).")]
-AddressOption = Annotated[str | None, typer.Option(help="Of a running Ray cluster; default: a local one is started.")]
+AddressOption = Annotated[str | None, typer.Option(help="Address of a Ray cluster; default: start a local one.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the tables.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON lines on standard output instead of bars and tables.")]
-RestartOption = Annotated[bool, typer.Option("--restart", help="Forget what these runs have done and start over.")]
+RestartOption = Annotated[bool, typer.Option("--restart", help="Discard the stored rounds and start over.")]
 ReportOption = Annotated[bool, typer.Option("--report/--no-report", help="Write the HTML report at the end.")]
-SeedsOption = Annotated[str | None, typer.Option(help="How many seeds (3), or which ones (1,2,5).")]
+SeedsOption = Annotated[str | None, typer.Option(help="Number of seeds (3), or a list (1,2,5).")]
 TargetsOption = Annotated[str | None, typer.Option(help="Test accuracies for the rounds-to-target table: 0.6,0.7")]
 
 
@@ -59,9 +59,9 @@ def run(
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run an experiment grid, or go on with one that was stopped.
+    """Run an experiment grid, or resume one that was stopped.
 
-    What is in the store already is not computed again; asking for more seeds or rounds adds to it.
+    Rounds in the store are not computed again; more seeds or rounds are added to them.
     """
     from fedpick.experiments.spec import load_spec
 
@@ -77,7 +77,10 @@ def run(
 def compare(
     dataset: Annotated[str, typer.Option(autocompletion=complete_from("data"), help="See: fedpick list datasets.")],
     policies: Annotated[
-        str, typer.Option(autocompletion=complete_from("policies"), help="Names, by commas; fedpick list policies.")
+        str,
+        typer.Option(
+            autocompletion=complete_from("policies"), help="See: fedpick list policies. Commas between names."
+        ),
     ] = "uniform,pow-d,afl,fedcor",
     partition: Annotated[
         str | None, typer.Option(autocompletion=complete_from("partition"), help="How examples are dealt to clients.")
@@ -88,7 +91,8 @@ def compare(
     seeds: SeedsOption = None,
     targets: TargetsOption = None,
     availability: Annotated[
-        str | None, typer.Option(autocompletion=complete_from("availability"), help="Who can be reached; all if unset.")
+        str | None,
+        typer.Option(autocompletion=complete_from("availability"), help="Default: every client is available."),
     ] = None,
     task: Annotated[str | None, typer.Option(autocompletion=complete_from("task"), help="The model.")] = None,
     lr: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
@@ -104,7 +108,7 @@ def compare(
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Policies side by side on one setting: like `run`, from flags, with good defaults for every data set."""
+    """Compare policies on one setting: like `run`, with flags instead of a file and defaults for every data set."""
     from fedpick.experiments import presets
 
     changes: dict[str, dict[str, Any]] = settings_list(set_ or [])
@@ -175,7 +179,7 @@ def _execute(
 
 
 def _tell(store: Store, outcome: Report, started: float, *, write_report: bool, as_json: bool) -> None:
-    """Print the results, write the report and say with the exit code how it went."""
+    """Print the results, write the report and set the exit code."""
     if as_json:
         _print_json(store, outcome, time.monotonic() - started)
     else:
@@ -184,7 +188,7 @@ def _tell(store: Store, outcome: Report, started: float, *, write_report: bool, 
         for name, reason in outcome.failures.items():
             typer.echo(f"failed: {name}: {reason}", err=True)
     if outcome.stopped:
-        # Started over once is enough.
+        # Resuming must not discard the rounds again.
         command = shlex.join(["fedpick", *(word for word in sys.argv[1:] if word != "--restart")])
         typer.echo(f"Stopped; {outcome.stopped} runs are not finished. Go on with: {command}", err=True)
         raise typer.Exit(INTERRUPTED)
@@ -224,7 +228,7 @@ def _print_json(store: Store, outcome: Report, seconds: float) -> None:
 
 
 def wide_console() -> Console:
-    """Standard output. A pipe or a log has no width of its own: give the columns room."""
+    """Open standard output as a console, 200 columns wide where it is no terminal."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
@@ -248,7 +252,7 @@ def _report_path(store: Store, experiment: Experiment) -> Path:
 
 
 def _write_html(store: Store, experiment: Experiment, path: Path | None, **options: Any) -> Path | None:
-    """The HTML report, where the parts it needs are installed: results are not lost for want of a picture."""
+    """Write the HTML report; without the packages it needs, print how to install them and return None."""
     from fedpick.core.errors import MissingDependency
 
     try:
@@ -267,7 +271,7 @@ def _write_html(store: Store, experiment: Experiment, path: Path | None, **optio
 
 
 def _shown(path: Path) -> Path:
-    """Relative to here where that is shorter."""
+    """Shorten a path inside the working directory."""
     try:
         return path.absolute().relative_to(Path.cwd())
     except ValueError:
@@ -280,7 +284,7 @@ def report(
         str | None, typer.Option("--experiment", "-e", help="Id, title or hash; default: the latest.")
     ] = None,
     form: Annotated[str, typer.Option("--format", "-f", help="terminal, markdown, csv or latex.")] = "terminal",
-    window: Annotated[int, typer.Option(help="Also judge by the mean over so many evaluations.")] = 1,
+    window: Annotated[int, typer.Option(help="Also report the mean over this many evaluations.")] = 1,
     against: Annotated[
         str | None, typer.Option(help="Also paired differences to this policy, with confidence intervals.")
     ] = None,
@@ -293,10 +297,10 @@ def report(
     ] = None,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write the HTML report.")] = True,
     figures: Annotated[Path | None, typer.Option(help="Also write the figures for papers into this folder.")] = None,
-    figure_formats: Annotated[str, typer.Option(help="Of the figures: png, svg, pdf, by commas.")] = "png,svg",
+    figure_formats: Annotated[str, typer.Option(help="Figure formats: png, svg, pdf; commas between.")] = "png,svg",
     list_all: Annotated[bool, typer.Option("--list", help="Only list the experiments in the store.")] = False,
 ) -> None:
-    """Tables, figures and the HTML report of an experiment, from the store."""
+    """Print the tables of an experiment in the store; write its HTML report and figures."""
     from fedpick.cli.options import one_of
     from fedpick.experiments.store import open_store
     from fedpick.report import analysis, tables

@@ -1,4 +1,4 @@
-"""list, data, availability, check: what there is, and what it looks like."""
+"""The commands that describe what is installed: list, data, availability, check."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fedpick.cli.options import complete_from, settings_list
 
 __all__ = ["availability_app", "check", "data_app", "list_app"]
 
-list_app = typer.Typer(help="What there is, with one line and the citation each.", no_args_is_help=True)
-data_app = typer.Typer(help="Fetch data sets and look at partitions.", no_args_is_help=True)
-availability_app = typer.Typer(help="Look at who can be reached when.", no_args_is_help=True)
+list_app = typer.Typer(help="List what is installed, with a summary and the citation.", no_args_is_help=True)
+data_app = typer.Typer(help="Fetch data sets and draw partitions.", no_args_is_help=True)
+availability_app = typer.Typer(help="Draw the availability of clients over time.", no_args_is_help=True)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="An option: --set beta=0.3 (repeatable).")]
@@ -55,9 +55,9 @@ def _short_citation(bibtex: str) -> str:
 
 @list_app.command("policies")
 def list_policies(
-    as_json: JsonOption = False, bibtex: Annotated[bool, typer.Option(help="BibTeX of all.")] = False
+    as_json: JsonOption = False, bibtex: Annotated[bool, typer.Option(help="Print the BibTeX of every policy.")] = False
 ) -> None:
-    """The selection policies, plug-ins included."""
+    """List the selection policies, plug-ins included."""
     from fedpick.core import registry
 
     if bibtex:
@@ -72,7 +72,7 @@ def list_policies(
 
 @list_app.command("datasets")
 def list_datasets(as_json: JsonOption = False) -> None:
-    """The data sets."""
+    """List the data sets."""
     from fedpick import data
 
     _show("data sets", [(name, data.describe(name), data.cite(name)) for name in data.names()], as_json)
@@ -80,7 +80,7 @@ def list_datasets(as_json: JsonOption = False) -> None:
 
 @list_app.command("partitions")
 def list_partitions(as_json: JsonOption = False) -> None:
-    """The ways to deal examples to clients."""
+    """List the partitions: ways to deal examples to clients."""
     from fedpick import data
 
     _show("partitions", [(name, data.describe_partition(name), "") for name in data.partition_names()], as_json)
@@ -88,7 +88,7 @@ def list_partitions(as_json: JsonOption = False) -> None:
 
 @list_app.command("availability")
 def list_availability(as_json: JsonOption = False) -> None:
-    """The processes that say who can be reached."""
+    """List the availability processes."""
     from fedpick import availability
 
     entries = [
@@ -100,7 +100,7 @@ def list_availability(as_json: JsonOption = False) -> None:
 
 @list_app.command("tasks")
 def list_tasks(as_json: JsonOption = False) -> None:
-    """The models and their losses."""
+    """List the tasks: models and their losses."""
     from fedpick.sim import tasks
 
     _show("tasks", [(name, tasks.describe(name), "") for name in tasks.names()], as_json)
@@ -109,10 +109,10 @@ def list_tasks(as_json: JsonOption = False) -> None:
 @data_app.command("get")
 def data_get(
     name: Annotated[str, typer.Argument(autocompletion=complete_from("data"), help="See: fedpick list datasets.")],
-    directory: Annotated[Path | None, typer.Option(help="Where to keep it; default: the cache.")] = None,
+    directory: Annotated[Path | None, typer.Option(help="Folder for the files; default: the cache.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
-    """Fetch a data set and verify every byte of it; what is there already is only verified."""
+    """Fetch a data set and verify its checksums. Files that are present are only verified."""
     from fedpick import data
 
     paths = data.fetch(name, directory) if quiet else _with_bar(lambda bar: data.fetch(name, directory, bar))
@@ -139,12 +139,12 @@ def data_show(
     partition: Annotated[
         str, typer.Option(autocompletion=complete_from("partition"), help="See: fedpick list partitions.")
     ] = "2spc",
-    clients: Annotated[int | None, typer.Option(help="Number of clients; default 100 (natural: its own).")] = None,
-    seed: Annotated[int, typer.Option(help="Of the partition.")] = 0,
+    clients: Annotated[int | None, typer.Option(help="Number of clients; default 100 (natural: fixed).")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     set_: SetOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Picture: .png, .svg or .pdf.")] = None,
 ) -> None:
-    """Deal a data set to clients: sizes and labels in numbers and as a picture."""
+    """Deal a data set to clients; print and draw their sizes and labels."""
     import numpy as np
 
     from fedpick import data
@@ -176,12 +176,12 @@ def availability_show(
         str, typer.Argument(autocompletion=complete_from("availability"), help="fedpick list availability")
     ],
     clients: Annotated[int, typer.Option(help="Number of clients (made up: log-normal sizes, two labels each).")] = 100,
-    rounds: Annotated[int, typer.Option(help="Rounds to look at.")] = 200,
-    seed: Annotated[int, typer.Option(help="Of the trace.")] = 0,
+    rounds: Annotated[int, typer.Option(help="Rounds to draw.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the trace.")] = 0,
     set_: SetOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Picture: .png, .svg or .pdf.")] = None,
 ) -> None:
-    """Who can be reached when: raster, rates and autocorrelation as a picture, the main numbers as text."""
+    """Draw who is available when, the rates and their autocorrelation; print the main numbers."""
     from fedpick import availability
     from fedpick.report.figures.availability import show_availability
 
@@ -190,7 +190,7 @@ def availability_show(
     measured = show_availability(name, target, num_clients=clients, rounds=rounds, seed=seed, parameters=_options(set_))
     typer.echo(
         f"{name}: {clients} clients, {measured.rates.mean():.1%} available on average, "
-        f"nobody in {measured.empty_rounds} of {rounds} rounds"
+        f"no client in {measured.empty_rounds} of {rounds} rounds"
     )
     typer.echo(f"Picture: {target}")
 
@@ -201,7 +201,7 @@ def check(
         list[str] | None, typer.Option("--set", help="A hyper-parameter: --set beta=0.9 (repeatable).")
     ] = None,
 ) -> None:
-    """Run the conformance kit on a policy, a third party's included."""
+    """Run the conformance kit on a policy, plug-ins included."""
     from fedpick.core import registry
     from fedpick.testing import CHECKS, check_policy
 

@@ -1,4 +1,4 @@
-"""Reading options that are more than one word or number."""
+"""Parse options that hold several values, and complete names in the shell."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ __all__ = ["complete_from", "names_list", "numbers_list", "one_of", "seeds_optio
 
 
 def names_list(text: str | None) -> list[str] | None:
-    """Names between commas."""
+    """Split names at commas."""
     if text is None:
         return None
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
-        raise InvalidInput("Give at least one name, several by commas.")
+        raise InvalidInput("Give at least one name; separate several with commas.")
     return names
 
 
 def numbers_list(text: str | None, option: str) -> list[float] | None:
-    """Numbers between commas."""
+    """Split numbers at commas."""
     if text is None:
         return None
     try:
         return [float(part) for part in text.split(",") if part.strip()]
     except ValueError as error:
-        raise InvalidInput(f"{option} must be numbers between commas, such as 0.6,0.7. Got {text!r}.") from error
+        raise InvalidInput(f"{option} must be numbers separated by commas, such as 0.6,0.7. Got {text!r}.") from error
 
 
 def seeds_option(text: str | None) -> int | list[int] | None:
-    """How many seeds ("3"), or which ones ("1,2,5"; "7," for the one seed 7)."""
+    """Parse a number of seeds ("3") or a list of seeds ("1,2,5"; "7," is the single seed 7)."""
     if text is None:
         return None
     try:
         seeds = [int(part) for part in text.split(",") if part.strip()]
     except ValueError as error:
-        raise InvalidInput(f"--seeds must be a number of seeds, or seeds between commas. Got {text!r}.") from error
+        raise InvalidInput(f"--seeds must be a number of seeds, or seeds separated by commas. Got {text!r}.") from error
     if not seeds:
-        raise InvalidInput(f"--seeds must be a number of seeds, or seeds between commas. Got {text!r}.")
+        raise InvalidInput(f"--seeds must be a number of seeds, or seeds separated by commas. Got {text!r}.")
     return seeds if "," in text else seeds[0]
 
 
 def settings_list(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """`section.key=value`, the value as in TOML; a bare word is text."""
+    """Parse `section.key=value`. The value is TOML; a bare word is text."""
     changes: dict[str, dict[str, Any]] = {}
     for text in texts:
         path, found, value = text.partition("=")
@@ -61,13 +61,13 @@ def settings_list(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def one_of(value: str, known: Iterable[str], kind: str) -> None:
-    """Refuse a word that is none of the known ones."""
+    """Raise unless the value is a known name."""
     if value not in (names := list(known)):
         raise unknown_name(kind, value, names)
 
 
 def complete_from(section: str) -> Callable[[str], list[str]]:
-    """Names for the shell to complete; after a comma, the last one."""
+    """Complete names in the shell; in a list, the name after the last comma."""
 
     def complete(incomplete: str) -> list[str]:
         from fedpick.experiments.validation import names_of

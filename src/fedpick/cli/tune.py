@@ -1,4 +1,4 @@
-"""tune: search learning rates for every policy of a spec."""
+"""The command `tune`: search learning rates for every policy of a spec."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["tune"]
 
 def tune(
     spec: Annotated[Path, typer.Argument(help="The experiment: a TOML file.")],
-    local_lr: Annotated[str | None, typer.Option(help="Rates of the clients to try: 0.1,0.03,0.01")] = None,
-    server_lr: Annotated[str | None, typer.Option(help="Rates of the server to try: 1,0.3,0.1")] = None,
+    local_lr: Annotated[str | None, typer.Option(help="Local learning rates to try: 0.1,0.03,0.01")] = None,
+    server_lr: Annotated[str | None, typer.Option(help="Server learning rates to try: 1,0.3,0.1")] = None,
     seeds: SeedsOption = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds per run; default: those of the spec.")] = None,
     only: Annotated[str | None, typer.Option(help="Only these policies (names or labels): fedcor,uniform")] = None,
     score: Annotated[str, typer.Option(help="On validation data: accuracy or loss.")] = "accuracy",
-    evaluations: Annotated[int, typer.Option(help="Judge by the mean of so many last evaluations.")] = 5,
-    holdout: Annotated[float, typer.Option(help="Validation share of every client, if the spec has none.")] = 0.2,
+    evaluations: Annotated[int, typer.Option(help="Score: the mean of this many last evaluations.")] = 5,
+    holdout: Annotated[float, typer.Option(help="Validation share of every client, unless the spec sets one.")] = 0.2,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The new spec; default: SPEC-tuned.toml beside SPEC.")
     ] = None,
@@ -41,7 +41,7 @@ def tune(
 ) -> None:
     """Search learning rates: one grid, one number of rounds and seeds for all policies, judged on validation data.
 
-    Prints the scores and writes the spec with every policy's best rates. The same command goes on where it stopped.
+    Prints the scores and writes the spec with every policy's best rates. The same command resumes where it stopped.
     """
     from fedpick.core.writing import refuse_directory, write_atomically
     from fedpick.experiments import tuning as search
@@ -51,7 +51,7 @@ def tune(
     from fedpick.experiments.store import Store
 
     one_of(score, search.SCORES, "score")
-    target = refuse_directory(output or spec.with_name(f"{spec.stem}-tuned.toml"))  # before the work, not after it
+    target = refuse_directory(output or spec.with_name(f"{spec.stem}-tuned.toml"))  # before the search
     chosen = load_spec(spec).override(only=names_list(only))
     grid = search.candidates(numbers_list(local_lr, "--local-lr") or [], numbers_list(server_lr, "--server-lr") or [])
     searched = search.grid_spec(chosen.override(seeds=seeds_option(seeds), rounds=rounds), grid, holdout=holdout)
@@ -63,7 +63,7 @@ def tune(
     for choice in choices:
         if choice.at_edge:
             typer.echo(f"{choice.label}: {choice.best} is at the edge of the grid; a wider one may hold a better pair.")
-    # Only what decides the result: the same file comes out wherever and however the search is computed.
+    # Only the options that decide the result: the file must not depend on where the search ran.
     given = {
         "--local-lr": local_lr, "--server-lr": server_lr, "--seeds": seeds, "--rounds": rounds, "--only": only,
         "--score": score, "--evaluations": evaluations, "--holdout": holdout,
