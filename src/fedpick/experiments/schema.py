@@ -7,7 +7,10 @@ try:
 except ModuleNotFoundError as error:
     from fedpick.core.errors import MissingDependency
 
-    raise MissingDependency("The store needs SQLAlchemy. Install it with: pip install 'fedpick[sim]'") from error
+    raise MissingDependency(
+        "The store needs SQLAlchemy. Install it with: pip install 'fedpick[sim]'; or, to read results only, with: "
+        "pip install 'fedpick[report]'"
+    ) from error
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -19,6 +22,7 @@ __all__ = [
     "metadata",
     "rounds",
     "runs",
+    "sa",
     "schema",
     "selections",
 ]

@@ -56,13 +56,6 @@ from typing import Any
 
 import numpy as np
 
-try:
-    import sqlalchemy as sa
-except ModuleNotFoundError as error:
-    from fedpick.core.errors import MissingDependency
-
-    raise MissingDependency("The store needs SQLAlchemy. Install it with: pip install 'fedpick[sim]'") from error
-
 import fedpick
 from fedpick.core.errors import FedpickError, InvalidInput
 from fedpick.experiments import DEFAULT_STORE
@@ -76,6 +69,7 @@ from fedpick.experiments.records import (
     split_diagnostics,
     utc_now,
 )
+from fedpick.experiments.schema import sa
 from fedpick.experiments.spec import Spec
 from fedpick.experiments.store_read import Reader
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
 from fedpick.experiments import schema as tables
 from fedpick.experiments.records import bytes_array, floats_from, from_json, indices_from, mask_from, unpack_checkpoint
+from fedpick.experiments.schema import sa
 
 __all__ = ["Experiment", "FederationFacts", "Reader", "Run", "SelectionRow"]
 
