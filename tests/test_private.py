@@ -164,20 +164,20 @@ def test_a_server_in_the_middle_is_found_out_by_trusted_keys():
         victim.receive(Message(SERVER, "a", "deal", fake.public_key + bytes(24), pair))
     sent = victim.receive(Message(SERVER, "a", "deal", honest.public_key + bytes(24), Pair("a", "b", b"2")))
     assert [m.kind for m in sent] == ["masked"]
-    with pytest.raises(InvalidInput, match="public key that is none"):
+    with pytest.raises(InvalidInput, match="invalid public key"):
         ScalarProductClient("a", [3.0, 4.0]).receive(Message(SERVER, "a", "deal", bytes(32 + 24), pair))
 
 
 def test_wrong_input_is_refused():
-    with pytest.raises(InvalidInput, match=r"'sealed', 'printed'\. Got 'open'"):
+    with pytest.raises(InvalidInput, match=r"'sealed' or 'printed'\. Got 'open'"):
         ScalarProductClient("a", [1.0], protocol="open")
     with pytest.raises(InvalidInput, match="row of finite numbers"):
         ScalarProductClient("a", [np.nan])
     with pytest.raises(InvalidInput, match="length must stay below 2048"):
         ScalarProductClient("a", [3000.0])
-    with pytest.raises(InvalidInput, match=r"fractional_bits must be in \[0, 30\]"):
+    with pytest.raises(InvalidInput, match=r"'fractional_bits' parameter .* must be a whole number in \[0, 30\]"):
         ScalarProductClient("a", [1.0], fractional_bits=31)
-    with pytest.raises(InvalidInput, match="at least one entry"):
+    with pytest.raises(InvalidInput, match="'dimension' parameter"):
         ScalarProductServer([("a", "b")], 0)
     with pytest.raises(InvalidInput, match=r"shape \(clients, numbers\)"):
         scalar_products([1.0, 2.0])

@@ -1,20 +1,20 @@
-"""Private similarities: scalar products of clients' vectors; the server learns the products and nothing else.
+"""Private similarities: scalar products of clients' vectors. The server learns the products and nothing else.
 
-The protocol is FedGS's appendix D (after Du and Zhan, 2002): the server deals masks R_a, R_b and shares r_a + r_b =
-R_a . R_b; the clients exchange A + R_a and B + R_b through the server and end up with shares v_1 + v_2 = A . B.
+The protocol is FedGS's appendix D (after Du and Zhan, 2002). The server deals masks R_a, R_b and shares with
+r_a + r_b = R_a . R_b. The clients exchange A + R_a and B + R_b through the server and obtain shares with
+v_1 + v_2 = A . B.
 
 `protocol="printed"` is the paper's algorithm 2. There the server makes the masks *and* relays the masked vectors, so it
-can subtract the one from the other: it protects clients from each other, not from the server.
-`protocol="sealed"`, the default, is the same arithmetic, but what clients send each other is encrypted from end to end:
-X25519 key agreement, HKDF-SHA256, ChaCha20-Poly1305. The server, which deals the masks, sees ciphertexts and shares.
+can subtract the masks: the protocol protects clients from each other, not from the server. `protocol="sealed"`, the
+default, uses the same arithmetic, but the messages between clients are encrypted end to end: X25519 key agreement,
+HKDF-SHA256, ChaCha20-Poly1305. The server, which deals the masks, sees ciphertexts and shares.
 
-Arithmetic is modulo 2^64 on fixed-point numbers: a uniform mask hides a number perfectly, which no finite range of
-floating-point masks does, and the result is exact for vectors that are multiples of 2^-fractional_bits. Other vectors
-are rounded to that grid first.
+Arithmetic is modulo 2^64 on fixed-point numbers. A uniform mask hides such a number perfectly, which no finite range of
+floating-point masks does. The result is exact for vectors that are multiples of 2^-fractional_bits; other vectors are
+rounded to that grid.
 
-The roles are objects that take messages and return messages, so that any transport can carry them;
-`scalar_products` runs all of them in one process. What this does and does not protect against is in
-docs/guides/private-similarities.md.
+The roles are objects that take messages and return messages, so any transport can carry them. `scalar_products` runs
+all of them in one process. docs/guides/private-similarities.md says what the protocol protects against.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedpick.core.errors import InvalidInput, MissingDependency, OutOfOrder
+from fedpick.core.validation import choice, is_whole, require, whole
 
 __all__ = ["SERVER", "Message", "Pair", "ScalarProductClient", "ScalarProductServer", "scalar_products"]
 
@@ -44,7 +45,7 @@ _PROTOCOLS = ("sealed", "printed")
 
 @dataclass(frozen=True)
 class Pair:
-    """One run of the protocol: the client in role A, the client in role B, and a number used once."""
+    """One run of the protocol: the client in role A, the client in role B, and a nonce."""
 
     first: str
     second: str
@@ -57,7 +58,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Message:
-    """What travels. Every message goes to the server or through it: clients do not reach each other."""
+    """One message. Every message goes to the server or through it: clients do not reach each other."""
 
     sender: str
     receiver: str
@@ -80,13 +81,13 @@ def _dot(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> int:
 
 
 class ScalarProductServer:
-    """Deals masks, relays messages, adds two shares per pair.
+    """The server: deals masks, relays messages and adds two shares per pair.
 
     Args:
-        pairs: names of the clients whose product is wanted, each pair once.
+        pairs: names of the clients of each product, each pair once.
         dimension: length of the vectors.
-        fractional_bits: of the fixed-point numbers, the same for everybody.
-        random_bytes: a cryptographic source; replaceable for tests only.
+        fractional_bits: fractional bits of the fixed-point numbers, equal for the server and all clients.
+        random_bytes: a cryptographic source. Replace it in tests only.
     """
 
     def __init__(
@@ -97,15 +98,14 @@ class ScalarProductServer:
         fractional_bits: int = 20,
         random_bytes: RandomBytes = secrets.token_bytes,
     ) -> None:
-        if dimension < 1:
-            raise InvalidInput(f"The vectors must have at least one entry. Got dimension={dimension}.")
+        whole("ScalarProductServer", "dimension", 1, value=dimension)
         self.products: dict[tuple[str, str], float] = {}
         self._pairs = list(pairs)
         self._dimension = dimension
         self._scale = float(2 ** (2 * fractional_bits))
         self._random = random_bytes
         self._keys: dict[str, bytes] = {}
-        self._shares: dict[Pair, dict[str, int]] = {}  # of the runs that are not finished
+        self._shares: dict[Pair, dict[str, int]] = {}  # of unfinished runs
 
     @property
     def done(self) -> bool:
@@ -113,9 +113,9 @@ class ScalarProductServer:
         return len(self.products) == len(self._pairs)
 
     def receive(self, message: Message) -> list[Message]:
-        """Take one message; what has to be sent now."""
+        """Process one message and return the messages to send."""
         if message.receiver != SERVER:
-            return [message]  # relayed as it is
+            return [message]  # relayed unchanged
         if message.kind == "key":
             self._keys[message.sender] = message.body
             ready = [pair for pair in self._pairs if message.sender in pair and set(pair) <= self._keys.keys()]
@@ -126,7 +126,7 @@ class ScalarProductServer:
         raise InvalidInput(f"The server expects messages of the kind 'key' or 'share'. Got {message.kind!r}.")
 
     def _deal(self, first: str, second: str) -> list[Message]:
-        """Fresh masks for one pair; used twice, a mask would give away differences of vectors."""
+        """Deal new masks to one pair. A mask that is used twice would reveal differences of vectors."""
         pair = Pair(first, second, self._random(16))
         self._shares[pair] = {}
         mask_a, mask_b = (_numbers(self._random(8 * self._dimension)) for _ in range(2))
@@ -140,7 +140,7 @@ class ScalarProductServer:
     def _add(self, pair: Pair, sender: str, share: int) -> None:
         if pair not in self._shares or sender not in (pair.first, pair.second):
             raise InvalidInput(
-                f"The server got a share from {sender!r} for a run that it did not start, or that is over."
+                f"The server got a share from {sender!r} for a run that it did not start or that has ended."
             )
         shares = self._shares[pair]
         shares[sender] = share
@@ -154,7 +154,7 @@ class ScalarProductServer:
 
 @dataclass
 class _Run:
-    """What a client holds of one run of the protocol."""
+    """A client's part of one run of the protocol."""
 
     peer_key: bytes = b""
     mask: NDArray[np.uint64] | None = None
@@ -166,16 +166,16 @@ class _Run:
 
 
 class ScalarProductClient:
-    """Holds one vector and reveals only shares of its products.
+    """A client: holds one vector and reveals only shares of its products.
 
     Args:
         name: unique among the clients.
         vector: (d,) finite numbers.
         protocol: "sealed" or "printed".
-        fractional_bits: of the fixed-point numbers, the same for everybody.
-        trusted: name -> public key, obtained on a way that the server does not control. A peer that is not in it, or
-            shows another key, is refused. None: keys are believed as the server passes them on.
-        random_bytes: a cryptographic source; replaceable for tests only.
+        fractional_bits: fractional bits of the fixed-point numbers, equal for the server and all clients.
+        trusted: name -> public key, obtained over a channel that the server does not control. A peer that is missing
+            here or has another key is refused. None: trust the keys that the server relays.
+        random_bytes: a cryptographic source. Replace it in tests only.
     """
 
     def __init__(
@@ -188,8 +188,7 @@ class ScalarProductClient:
         trusted: Mapping[str, bytes] | None = None,
         random_bytes: RandomBytes = secrets.token_bytes,
     ) -> None:
-        if protocol not in _PROTOCOLS:
-            raise InvalidInput(f"protocol must be one of {', '.join(map(repr, _PROTOCOLS))}. Got {protocol!r}.")
+        choice("ScalarProductClient", "protocol", _PROTOCOLS, value=protocol)
         self.name = name
         self._vector = _fixed_point(vector, fractional_bits)
         self._trusted = trusted
@@ -199,18 +198,18 @@ class ScalarProductClient:
 
     @property
     def public_key(self) -> bytes:
-        """To be given to peers; empty in the printed protocol."""
+        """The key for the peers; empty in the printed protocol."""
         return self._seal.public_key if self._seal else b""
 
     def start(self) -> Message:
-        """The first message: here is my key."""
+        """Return the first message, which carries the public key."""
         return Message(self.name, SERVER, "key", self.public_key)
 
     def receive(self, message: Message) -> list[Message]:
-        """Take one message; what has to be sent now. Messages may arrive in any order."""
+        """Process one message and return the messages to send. Messages may arrive in any order."""
         pair = message.pair
         if pair is None or self.name not in (pair.first, pair.second):
-            raise InvalidInput(f"Client {self.name!r} got a message of a pair it is not part of.")
+            raise InvalidInput(f"Client {self.name!r} got a message of a pair that it is not part of.")
         run = self._runs.setdefault(pair, _Run())
         if message.kind == "deal":
             return self._dealt(pair, run, message.body)
@@ -226,7 +225,7 @@ class ScalarProductClient:
             run.masked = body
         else:
             run.mixed = int(body[0])
-        return self._go_on(pair, run)
+        return self._continue(pair, run)
 
     def _dealt(self, pair: Pair, run: _Run, body: bytes) -> list[Message]:
         if run.mask is not None:
@@ -238,7 +237,7 @@ class ScalarProductClient:
             raise InvalidInput(f"The masks must have {len(self._vector)} numbers. Got {len(numbers) - 1}.")
         if self._seal and self._trusted is not None and self._trusted.get(peer) != run.peer_key:
             raise InvalidInput(
-                f"The server offers a key for {peer!r} that is not the trusted one: somebody sits in between. "
+                f"The server offers a key for {peer!r} that is not the trusted one. It may read the messages. "
                 "Nothing was sent."
             )
         run.mask, run.share = numbers[:-1], int(numbers[-1])
@@ -248,8 +247,8 @@ class ScalarProductClient:
         run.waiting.clear()
         return sent
 
-    def _go_on(self, pair: Pair, run: _Run) -> list[Message]:
-        """Steps 5 and 7 of algorithm 2, as soon as their ingredients are there."""
+    def _continue(self, pair: Pair, run: _Run) -> list[Message]:
+        """Take steps 5 and 7 of algorithm 2 as soon as their inputs have arrived."""
         if run.masked is None or run.mask is None or run.finished:
             return []
         if self.name == pair.second:
@@ -279,7 +278,7 @@ class ScalarProductClient:
 
 
 class _Seal:
-    """End-to-end encryption between two clients: every message has a key of its own."""
+    """End-to-end encryption between two clients, with a new key for every message."""
 
     def __init__(self, name: str, random_bytes: RandomBytes) -> None:
         self._tools = _cryptography()
@@ -291,14 +290,14 @@ class _Seal:
     def _cipher(
         self, peer_key: bytes, pair: Pair, sender: str, receiver: str, kind: str, sender_key: bytes
     ) -> tuple[Any, bytes]:
-        """The cipher of one message, and what it is bound to: run, roles, direction, kind and sender's key."""
+        """Return the cipher of one message and its context: run, roles, direction, kind and sender's key."""
         parts = (pair.nonce, pair.first, pair.second, sender, receiver, kind, sender_key)
         fields = [part.encode() if isinstance(part, str) else part for part in parts]
         context = b"fedpick scalar product" + b"".join(len(part).to_bytes(4, "little") + part for part in fields)
         try:
             secret = self._private.exchange(self._tools["X25519PublicKey"].from_public_bytes(peer_key))
         except ValueError as error:
-            raise InvalidInput(f"Client {self._name!r} was given a public key that is none: {error}.") from error
+            raise InvalidInput(f"Client {self._name!r} got an invalid public key: {error}.") from error
         derive = self._tools["HKDF"](algorithm=self._tools["SHA256"](), length=_KEY_BYTES, salt=None, info=context)
         return self._tools["ChaCha20Poly1305"](derive.derive(secret)), context
 
@@ -314,7 +313,7 @@ class _Seal:
         except (self._tools["InvalidTag"], ValueError) as error:  # ValueError: too short to be a message
             raise InvalidInput(
                 f"Client {self._name!r} got a {kind!r} message from {sender!r} that was altered on the way, or sealed "
-                "for somebody else. Start the pair again."
+                "for another client. Start the pair again."
             ) from error
 
 
@@ -334,14 +333,15 @@ def _cryptography() -> dict[str, Any]:
 
 
 def _fixed_point(vector: ArrayLike, fractional_bits: int) -> NDArray[np.uint64]:
-    """The vector as whole multiples of 2^-fractional_bits, modulo 2^64."""
+    """Return the vector as whole multiples of 2^-fractional_bits, modulo 2^64."""
     values = np.asarray(vector, dtype=np.float64)
     if values.ndim != 1 or len(values) == 0 or not np.isfinite(values).all():
         raise InvalidInput(f"The vector must be a row of finite numbers. Got an array of shape {values.shape}.")
-    if not 0 <= fractional_bits <= 30:
-        raise InvalidInput(f"fractional_bits must be in [0, 30]. Got {fractional_bits}.")
+    in_range = is_whole(fractional_bits, 0) and fractional_bits <= 30
+    expected = "a whole number in [0, 30]"
+    require(in_range, "ScalarProductClient", "fractional_bits", expected, value=fractional_bits)
     scaled = np.rint(values * 2.0**fractional_bits)
-    # |A . B| <= |A| |B|: two vectors that keep this limit cannot overflow.
+    # |A . B| <= |A| |B|: the product of two vectors within this limit does not overflow.
     if not (scaled**2).sum() < 2.0**62:
         raise InvalidInput(
             f"The vector is too long for {fractional_bits} fractional bits: its length must stay below "
@@ -357,16 +357,16 @@ def scalar_products(
     fractional_bits: int = 20,
     on_message: Callable[[Message], None] = lambda message: None,
 ) -> NDArray[np.float64]:
-    """Run server and all clients in this process: the scalar products of all pairs, as the server learns them.
+    """Run the server and all clients in this process. Return the scalar products that the server learns.
 
     Args:
-        vectors: (N, d), row k known to client k only.
+        vectors: (N, d); row k is the vector of client k.
         protocol: "sealed" or "printed".
-        fractional_bits: of the fixed-point numbers.
-        on_message: sees every message; as all of them pass the server, this is all the server sees.
+        fractional_bits: fractional bits of the fixed-point numbers.
+        on_message: called with every message. All messages pass the server, so this is what the server sees.
 
     Returns:
-        (N, N) symmetric; the diagonal is 0, because a client's own length is never asked for.
+        (N, N), symmetric. The diagonal is 0: the protocol does not compute a client's own length.
 
     >>> scalar_products([[1.0, 2.0], [3.0, 0.5], [0.0, 1.0]])
     array([[0. , 4. , 2. ],
@@ -376,15 +376,17 @@ def scalar_products(
     rows = np.asarray(vectors, dtype=np.float64)
     if rows.ndim != 2:
         raise InvalidInput(f"vectors must have the shape (clients, numbers). Got {rows.shape}.")
-    options = {"protocol": protocol, "fractional_bits": fractional_bits}
-    clients = {str(index): ScalarProductClient(str(index), row, **options) for index, row in enumerate(rows)}  # type: ignore[arg-type]
+    clients = {
+        str(index): ScalarProductClient(str(index), row, protocol=protocol, fractional_bits=fractional_bits)
+        for index, row in enumerate(rows)
+    }
     pairs = list(itertools.combinations(clients, 2))
     server = ScalarProductServer(pairs, rows.shape[1], fractional_bits=fractional_bits)
     queue = deque(client.start() for client in clients.values())
     while queue:
         message = queue.popleft()
         on_message(message)
-        # A client's message always stops at the server, even if it is meant for another client.
+        # Every client's message passes the server, even if another client is its receiver.
         sent = server.receive(message) if message.sender != SERVER else [message]
         for outgoing in sent:
             if outgoing.sender == SERVER and outgoing is not message:

@@ -112,6 +112,21 @@ def test_reports_are_guarded_before_the_policy_sees_them():
     assert told == {"rejected_reports": 2}  # a negative duration and an infinite loss; a negative loss is fine
 
 
+def test_sketches_are_guarded_by_row():
+    session = Session(Recorder(probes=False), CLIENTS)
+    selection = session.ask(budget=3)
+    seen = {}
+    policy = type(session.policy)
+    sketch = np.array([[1.0, -2.0], [np.inf, 0.0], [np.nan, np.nan]])
+    rms = np.array([1.0, -1.0, np.nan])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy, "observe", lambda self, state, outcome: seen.update(outcome=outcome) or state)
+        told = session.tell(done(session, selection, sketch=sketch, loss_rms=rms))
+    assert told == {"rejected_reports": 2}
+    np.testing.assert_array_equal(seen["outcome"].sketch, [[1.0, -2.0], [np.nan, np.nan], [np.nan, np.nan]])
+    np.testing.assert_array_equal(seen["outcome"].loss_rms, [1.0, np.nan, np.nan])
+
+
 def test_without_a_limit_infinity_is_still_no_answer():
     session = Session(fedpick.policies.get("pow-d", num_candidates="all"), CLIENTS, report_limit=np.inf)
     answers = np.arange(len(CLIENTS), dtype=float)
@@ -145,6 +160,14 @@ def test_a_measure_of_the_wrong_length_is_refused():
         Session(Recorder(), CLIENTS).ask(budget=2, measure=lambda probe: np.ones(3))
 
 
+@pytest.mark.parametrize(
+    "answer", ["loss", list("abcdef"), np.array([object()] * 6), np.ones(6) * 1j, [[1], [1, 2], [], [], [], []]]
+)
+def test_a_measure_returns_numbers(answer):
+    with pytest.raises(InvalidInput, match="What measure returns must be an array of numbers"):
+        Session(Recorder(), CLIENTS).ask(budget=2, measure=lambda probe: answer)
+
+
 def test_a_loss_is_one_number_per_client():
     with pytest.raises(InvalidInput, match=r"the shape \(6,\)\. Got \(6, 2\)"):
         Session(Recorder(), CLIENTS).ask(budget=2, measure=lambda probe: np.ones((6, 2)))
@@ -168,53 +191,6 @@ def test_order_of_calls_is_checked():
         session.tell(Outcome(index=5, clients=selection.clients, completed=np.ones(1, bool)))
     with pytest.raises(InvalidInput, match="completed=False"):
         session.tell(empty)
-
-
-@pytest.mark.parametrize("policy", ["uniform", "md", "fedgs", "unbiased", "more-available", "adafed", "f3ast"])
-def test_what_is_foreseen_is_what_will_be_asked(policy):
-    count = 20
-    clients = Clients(
-        num_examples=np.arange(1, count + 1),
-        label_histogram=np.random.default_rng(0).integers(0, 5, (count, 3)),
-        availability=np.full(count, 0.5),
-        correlation=np.zeros(count),
-    )
-    masks = np.random.default_rng(1).random((12, count)) < 0.5
-    masks[4] = False
-    ahead, asked = (Session(fedpick.policies.get(policy), clients, seed=3) for _ in range(2))
-    decisions = []
-    for mask in masks:
-        decisions.append(ahead.foresee(available=mask, budget=4, after=decisions[-1] if decisions else None))
-    assert ahead.round == 0
-    for mask, decision in zip(masks, decisions, strict=True):
-        assert ahead.expects(decision)
-        taken, selection = ahead.take(decision), asked.ask(available=mask, budget=4)
-        np.testing.assert_array_equal(taken.clients, selection.clients)
-        assert np.array_equal(taken.weights, selection.weights) or taken.weights is selection.weights is None
-        assert taken.diagnostics.keys() == selection.diagnostics.keys()
-        for session in (ahead, asked):
-            session.tell(done(session, selection))
-    for name, value in vars(asked.state).items():
-        np.testing.assert_array_equal(vars(ahead.state)[name], value)
-
-
-def test_a_decision_that_no_longer_fits_is_not_taken():
-    session = Session(fedpick.policies.get("uniform"), Clients(num_examples=np.ones(5)))
-    first = session.foresee(budget=2)
-    second = session.foresee(budget=2, after=first)
-    with pytest.raises(OutOfOrder, match="foreseen for round 1"):
-        session.take(second)
-    session.grow(Clients(num_examples=np.ones(6)))
-    with pytest.raises(OutOfOrder, match="Ask instead"):
-        session.take(first)
-    session.take(session.foresee(budget=2))
-
-
-def test_nobody_foresees_what_depends_on_the_clients():
-    recorder = Session(Recorder(), Clients(num_examples=np.ones(5)))
-    assert recorder.foresee(budget=2) is None
-    assert Session(fedpick.policies.get("pow-d"), Clients(num_examples=np.ones(5))).foresee(budget=2) is None
-    assert Session(Recorder(probes=False), Clients(num_examples=np.ones(5))).foresee(budget=2) is not None
 
 
 def test_an_outcome_in_another_order_is_put_in_order(monkeypatch):

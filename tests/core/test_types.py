@@ -24,7 +24,7 @@ def test_arrays_are_read_only_and_the_callers_array_stays_writable():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Clients(num_examples=np.array([])), "at least one client"),
+        (lambda: Clients(num_examples=np.array([])), "at least one entry"),
         (lambda: Clients(num_examples=np.array([1.0, -1.0])), "at least 0"),
         (lambda: Clients(num_examples=np.array([np.nan, 1.0])), "finite"),
         (lambda: Clients(num_examples=np.zeros(3)), "not all 0"),
@@ -36,7 +36,7 @@ def test_arrays_are_read_only_and_the_callers_array_stays_writable():
         (lambda: Clients(num_examples=np.ones(2), label_histogram=np.ones((3, 2))), r"shape \(2, any\)"),
         (lambda: Clients(num_examples=np.ones(2), label_histogram=-np.ones((2, 2))), "at least 0"),
         (lambda: Clients(num_examples=np.ones(2), features=np.full((2, 1), np.inf)), "finite"),
-        (lambda: Selection(clients=np.array([1, 1])), "unique. Client 1 is there 2 times"),
+        (lambda: Selection(clients=np.array([1, 1])), "unique. Client 1 appears 2 times"),
         (lambda: Selection(clients=np.array([-1])), "at least 0"),
         (lambda: Selection(clients=np.array([0.5])), "whole numbers"),
         (lambda: Selection(clients=np.array([1]), weights=np.array([np.inf])), "finite"),
@@ -89,3 +89,12 @@ def test_aggregation_weights_by_hand(weights, renormalize, completed, expected):
 def test_aggregation_weights_of_clients_without_examples_make_no_step():
     clients = Clients(num_examples=np.array([0.0, 1.0]))
     np.testing.assert_array_equal(aggregation_weights(Selection(clients=[0]), np.array([True]), clients), [0.0])
+
+
+def test_an_outcome_without_reports_is_nan_and_without_a_sketch():
+    outcome = Outcome(index=0, clients=[1, 2], completed=np.array([True, False]))
+    for name in ("loss", "train_loss", "duration", "update_norm", "loss_rms"):
+        assert np.isnan(getattr(outcome, name)).all() and getattr(outcome, name).shape == (2,)
+    assert outcome.sketch.shape == (2, 0)
+    with pytest.raises(InvalidInput, match=r"Outcome\.sketch must have the shape \(2, any\)\. Got \(3, 4\)"):
+        Outcome(index=0, clients=[1, 2], completed=np.array([True, False]), sketch=np.ones((3, 4)))

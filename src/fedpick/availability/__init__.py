@@ -121,9 +121,8 @@ def get(name: str, **parameters: Any) -> AvailabilityProcess:
     >>> get("log-normal", beta=0.3)
     LogNormal(beta=0.3, redraw=False)
     """
-    process_class = load(name)
-    # Every process is a dataclass; the protocol cannot say so.
-    known = [item.name for item in fields(process_class) if item.init]  # type: ignore[arg-type]
+    process_class: Any = load(name)  # a dataclass, which the type of the base class does not say
+    known = [item.name for item in fields(process_class) if item.init]
     unknown = sorted(set(parameters) - set(known))
     if unknown:
         raise InvalidInput(
@@ -132,4 +131,5 @@ def get(name: str, **parameters: Any) -> AvailabilityProcess:
         )
     if name == "trace" and "path" not in parameters:
         raise InvalidInput("The availability process 'trace' needs path, the file of device logs to replay.")
-    return process_class(**parameters)
+    process: AvailabilityProcess = process_class(**parameters)
+    return process

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fedpick.availability.process import AvailabilityProcess, Trace, trace_stream
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray
@@ -320,12 +320,9 @@ def _from_events(
     return _checked(path, offsets, times[order], states[order], period)
 
 
-def _checked(
-    path: str | Path, offsets: ArrayLike, times: ArrayLike, states: ArrayLike, period: ArrayLike
-) -> DeviceLogs:
+def _checked(path: str | Path, offsets: Any, times: Any, states: Any, period: Any) -> DeviceLogs:
     try:
-        # DeviceLogs turns what is array-like into arrays, and checks it.
-        return DeviceLogs(offsets=offsets, times=times, states=states, period=period)  # type: ignore[arg-type]
+        return DeviceLogs(offsets=offsets, times=times, states=states, period=period)
     except InvalidInput as error:
         raise DataError(f"{path} is not a usable log. {error}") from error
 

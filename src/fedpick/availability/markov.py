@@ -166,9 +166,8 @@ class Markov(AvailabilityProcess):
     def start(self, clients: Clients, seed: int) -> MarkovTrace:
         """See `AvailabilityProcess.start`."""
         count = len(clients)
-        # __post_init__ has converted the fields to floats or arrays, which their type does not say.
-        availability = one_each(self.availability, count, "Markov.availability", "clients")  # type: ignore[arg-type]
-        correlation = one_each(self.correlation, count, "Markov.correlation", "clients")  # type: ignore[arg-type]
+        availability = one_each(self.availability, count, "Markov.availability", "clients")
+        correlation = one_each(self.correlation, count, "Markov.correlation", "clients")
         return MarkovTrace(count, seed, availability=availability, correlation=correlation)
 
 
@@ -271,9 +270,8 @@ class Clustered(AvailabilityProcess):
         availability = np.where(second_half, 0.1, 0.9)
         correlation = np.where(second_half, index / clusters, 0.0)
         if self.availability is not None:
-            # As in Markov.start: __post_init__ has converted the fields.
-            availability = one_each(self.availability, clusters, "Clustered.availability", "clusters")  # type: ignore[arg-type]
+            availability = one_each(self.availability, clusters, "Clustered.availability", "clusters")
         if self.correlation is not None:
-            correlation = one_each(self.correlation, clusters, "Clustered.correlation", "clusters")  # type: ignore[arg-type]
+            correlation = one_each(self.correlation, clusters, "Clustered.correlation", "clusters")
         cluster = cluster_of_clients(count, clusters, self.assignment)
         return MarkovTrace(count, seed, availability=availability, correlation=correlation, cluster=cluster)

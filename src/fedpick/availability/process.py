@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedpick.core.arrays import BoolArray, FloatArray, read_only
 from fedpick.core.errors import InvalidInput
@@ -110,10 +111,11 @@ def numbers(process: object, name: str, low: float, high: float) -> float | Floa
     return array
 
 
-def one_each(value: float | FloatArray, count: int, name: str, what: str) -> FloatArray:
+def one_each(value: ArrayLike, count: int, name: str, what: str) -> FloatArray:
     """Return one value for each of `count` clients or clusters."""
-    if isinstance(value, float):
-        return np.full(count, value)
-    if len(value) != count:
-        raise InvalidInput(f"{name} has {len(value)} values, but there are {count} {what}. Give one number or {count}.")
-    return value
+    values = np.asarray(value, dtype=np.float64)
+    if values.ndim == 0:
+        return np.full(count, float(values))
+    if len(values) != count:
+        raise InvalidInput(f"{name} has {len(values)} values, but there are {count} {what}. Pass one or {count}.")
+    return values

@@ -1,13 +1,13 @@
-"""Every error fedpick raises on purpose.
+"""The errors that fedpick raises on purpose.
 
 FedpickError
 ├── InvalidInput (ValueError)        a value that cannot be used: what was expected, what came, what to do
 │   └── InvalidSelection             a policy broke the contract in this round
-├── UnknownName (LookupError)        no such policy, data set, ...; names the nearest one
-├── MissingSignal (ValueError)       the policy needs a report that this driver does not give
+├── UnknownName (LookupError)        no such policy, data set, ...; suggests the nearest name
+├── MissingSignal (ValueError)       the policy needs a signal that this driver does not provide
 ├── MissingDependency (ImportError)  an optional part is not installed; holds the install line
 ├── OutOfOrder (RuntimeError)        tell before ask, growth in the middle of a round
-├── StateFileError (ValueError)      a state file is truncated, foreign, newer or not there
+├── StateFileError (ValueError)      a state file is missing, damaged, foreign or newer, or has another writer
 ├── DataError (RuntimeError)         a data set could not be found, fetched or verified
 └── PolicyCheckFailed (AssertionError)  the conformance kit found a policy that breaks the contract
 """
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class FedpickError(Exception):
-    """The root: catch this to catch everything fedpick raises on purpose."""
+    """The base class of every error that fedpick raises on purpose."""
 
 
 class InvalidInput(FedpickError, ValueError):
@@ -49,7 +49,7 @@ class UnknownName(FedpickError, LookupError):
 
 
 class MissingSignal(FedpickError, ValueError):
-    """A policy needs a report that the driver does not provide."""
+    """A policy needs a signal that the driver does not provide."""
 
 
 class MissingDependency(FedpickError, ImportError):
@@ -61,7 +61,7 @@ class OutOfOrder(FedpickError, RuntimeError):
 
 
 class StateFileError(FedpickError, ValueError):
-    """A saved state that cannot be read."""
+    """A saved state that cannot be read or written."""
 
 
 class DataError(FedpickError, RuntimeError):
@@ -69,11 +69,11 @@ class DataError(FedpickError, RuntimeError):
 
 
 class PolicyCheckFailed(FedpickError, AssertionError):
-    """A policy that does not keep the contract."""
+    """A policy that breaks the contract."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownName:
-    """An error for `name` that suggests the nearest of the `known` names."""
+    """Return an error for `name` that suggests the nearest of the `known` names."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     guess = f" Did you mean {close[0]!r}?" if close else ""

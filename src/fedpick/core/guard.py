@@ -1,7 +1,7 @@
-"""The one place that decides which reported numbers are usable.
+"""The one place that rejects unusable reports.
 
-Clients fail, diverge and lie. A report that is infinite, negative where that is impossible, or larger than a stated
-limit becomes NaN, "no answer", before any policy sees it: it can never win a selection or enter a state.
+Clients fail, diverge and lie. A report that is infinite, impossibly negative or larger than a limit becomes NaN, "no
+answer", before a policy sees it. It can neither win a selection nor enter a state.
 """
 
 from __future__ import annotations
@@ -19,15 +19,25 @@ from fedpick.core.validation import assign
 __all__ = ["REPORT_LIMIT", "clean_answers", "clean_outcome"]
 
 REPORT_LIMIT = 1e9
-"""Reports beyond this are absurd by default: no sane loss, norm or number of seconds comes near it."""
+"""Default limit: no plausible loss, norm or duration comes near it."""
+
+
+_MAY_BE_NEGATIVE = {
+    "loss": True,  # log densities, quadratics without their constant
+    "train_loss": True,
+    "sketch": True,
+    "duration": False,
+    "update_norm": False,
+    "loss_rms": False,
+}
 
 
 def clean_answers(values: NDArray[np.float64], limit: float, negative: bool = True) -> tuple[NDArray[np.float64], int]:
-    """The answers with unusable rows as NaN, and how many answers were rejected (silence is not a rejection)."""
+    """Return the answers with unusable rows as NaN, and the number of rejected answers. NaN is not rejected."""
     lowest = -limit if negative else 0.0
     usable = np.asarray((values >= lowest) & (values <= limit) & np.isfinite(values), dtype=bool)
     if values.ndim == 2:
-        # One bad entry makes the whole vector worthless.
+        # One unusable entry makes the whole vector unusable.
         rows = np.asarray(usable.all(axis=1))
         silent = np.isnan(values).all(axis=1)
         return np.where(rows[:, None], values, np.nan), int((~rows & ~silent).sum())
@@ -35,14 +45,13 @@ def clean_answers(values: NDArray[np.float64], limit: float, negative: bool = Tr
 
 
 def clean_outcome(outcome: Outcome, limit: float) -> tuple[Outcome, int]:
-    """The outcome with unusable reports as NaN, and how many were rejected."""
+    """Return the outcome with unusable reports as NaN, and the number of rejected reports."""
     cleaned: dict[str, Any] = {}
     rejected = 0
-    # A loss may be negative (log densities, quadratics without their constant); a duration and a norm may not.
-    for name, negative in (("loss", True), ("train_loss", True), ("duration", False), ("update_norm", False)):
+    for name, negative in _MAY_BE_NEGATIVE.items():
         cleaned[name], count = clean_answers(getattr(outcome, name), limit, negative)
         rejected += count
-    # Not `replace`: what was checked once keeps its shape.
+    # Not `replace`, which would validate the shapes again.
     usable = copy(outcome)
     assign(usable, **{name: read_only(values) for name, values in cleaned.items()})
     return usable, rejected

@@ -73,7 +73,7 @@ def load_object(kind: str, name: str) -> Callable[..., Any]:
     except Exception as error:  # user code may raise anything
         raise InvalidInput(f"The {kind} {name!r} cannot be imported: {_why(error, module_name)}") from error
     try:
-        found = operator.attrgetter(attribute)(module)
+        found: Callable[..., Any] = operator.attrgetter(attribute)(module)
     except AttributeError as error:
         kinds = (inspect.isfunction, inspect.isclass)
         known = [
@@ -90,7 +90,7 @@ def load_object(kind: str, name: str) -> Callable[..., Any]:
         ) from error
     if not callable(found):
         raise InvalidInput(f"The {kind} {name!r} must be a function or a class. It is a {type(found).__name__}.")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _why(error: Exception, module_name: str) -> str:

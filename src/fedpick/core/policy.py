@@ -1,7 +1,7 @@
-"""The whole contract between a selection policy and whatever drives it: simulator, Flower, your own loop.
+"""The contract between a selection policy and its driver: the simulator, Flower, or a user's own loop.
 
-A policy holds hyper-parameters only and never changes. Everything it learns is in the state it returns. All methods
-are pure: the same arguments give the same result, arguments are never modified, randomness is an argument.
+A policy holds hyper-parameters only and never changes. What it learns is in the state that it returns. All methods are
+pure: equal arguments give equal results, arguments are not modified, and randomness is an argument.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ StateT = TypeVar("StateT")
 
 
 class Signal(StrEnum):
-    """What a policy may need from outside: a closed vocabulary on which policies and drivers negotiate."""
+    """Everything that a policy may need from its driver. A driver states which of these it provides."""
 
     LOSS = "loss"
-    """Probe: mean loss of a model on local data."""
+    """Probe: mean loss of a model on a client's data."""
     TRIAL = "trial"
-    """Probe: the driver can train a cohort whose model is thrown away."""
+    """Probe: the driver can train a cohort and discard the model."""
     UPDATE = "update"
-    """Probe: the local update after training from the current model, a vector (a sketch of it is fine)."""
+    """Probe: the update after local training from the current model, as a vector or a sketch of it."""
     OUTPUTS = "outputs"
-    """Probe: mean outputs of the locally trained model on common noise, a vector."""
+    """Probe: mean outputs of the locally trained model on common noise, as a vector."""
     OUTCOME_LOSS = "outcome.loss"
     TRAIN_LOSS = "outcome.train_loss"
     DURATION = "outcome.duration"
     UPDATE_NORM = "outcome.update_norm"
+    LOSS_RMS = "outcome.loss_rms"
+    SKETCH = "outcome.sketch"
     LABEL_HISTOGRAM = "clients.label_histogram"
     FEATURES = "clients.features"
     AVAILABILITY = "clients.availability"
@@ -43,7 +45,7 @@ class Signal(StrEnum):
 
 
 class Policy(ABC, Generic[StateT]):
-    """Chooses which clients train in each round, and with what weight.
+    """A rule that selects the clients of each round and their weights.
 
     Subclasses are final, frozen, keyword-only dataclasses of hyper-parameters, validated in `__post_init__`.
     """
@@ -53,25 +55,25 @@ class Policy(ABC, Generic[StateT]):
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Presets of hyper-parameters by name. `policies.get(name, variant=...)` starts from one of them."""
     unbiased: ClassVar[bool] = False
-    """Claims that E[sum of weights x update] equals full participation; the conformance kit checks the claim."""
+    """Whether E[sum of weights x updates] equals full participation. The conformance kit checks it."""
 
     @property
     def needs(self) -> frozenset[Signal]:
-        """What this configuration needs from outside."""
+        """The signals that this configuration needs."""
         return frozenset()
 
     @abstractmethod
     def init(self, clients: Clients, rng: np.random.Generator) -> StateT:
-        """The state before the first round, and what a newcomer starts with when the table grows."""
+        """Return the state before the first round. Newcomers start with their rows of it when the table grows."""
 
     def probe(self, state: StateT, context: RoundContext, rng: np.random.Generator) -> tuple[Probe, ...]:
-        """What to ask, and whom, before choosing. `context.measurements` is empty here."""
+        """Return the questions to clients before `select`. `context.measurements` is still empty."""
         return ()
 
     @abstractmethod
     def select(self, state: StateT, context: RoundContext, rng: np.random.Generator) -> tuple[Selection, StateT]:
-        """Who trains now. Called in every round, also when nobody is available."""
+        """Return the selection and the new state. Called in every round, even if no client is available."""
 
     def observe(self, state: StateT, outcome: Outcome) -> StateT:
-        """Learn from how the round ended; nobody may have completed."""
+        """Return the state after the outcome of the round. `completed` may be all False."""
         return state

@@ -1,8 +1,9 @@
-"""Names -> policies: the built-in ones, and those that other packages add as entry points in `fedpick.policies`.
+"""The registry of policies: built-in ones, plug-ins of other packages, and import paths.
 
-Built-ins are known as strings only, so that listing them imports nothing and core never depends on a policy.
-A plug-in's names carry its namespace, `acme/greedy`; a plug-in that cannot be imported is reported and breaks no other.
-A policy of one's own that is no plug-in goes by `package.module:Class`.
+Built-ins are import paths, so listing them imports nothing and core does not depend on a policy. A package adds
+plug-ins as entry points in the group `fedpick.policies`, with a namespace: `acme/greedy`. A plug-in that cannot be
+imported is reported by `broken` and does not affect others. Any other policy is named by its import path,
+`package.module:Class`.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ def _plugins() -> dict[str, EntryPoint]:
 
 
 def names() -> tuple[str, ...]:
-    """Every registered policy: built-ins first, then plug-ins."""
+    """Return the names of all registered policies: built-ins first, then plug-ins."""
     return (*BUILT_IN, *sorted(_plugins()))
 
 
 def broken() -> dict[str, str]:
-    """Plug-ins that cannot be used, with the reason in one sentence."""
+    """Return the plug-ins that cannot be used, each with the reason in one sentence."""
     reasons: dict[str, str] = {}
     seen: dict[str, EntryPoint] = {}
     for entry in entry_points(group=ENTRY_POINT_GROUP):
@@ -73,10 +74,11 @@ def broken() -> dict[str, str]:
 
 
 def load(name: str) -> type[Policy[Any]]:
-    """The class behind a name, or behind `package.module:Class`."""
+    """Return the policy class that is registered under a name or found at an import path."""
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+        built_in: type[Policy[Any]] = getattr(importlib.import_module(module), attribute)
+        return built_in
     if is_import_path(name):
         return _policy_class(load_object("policy", name), f"The policy {name!r}")
     plugins = _plugins()
@@ -85,7 +87,7 @@ def load(name: str) -> type[Policy[Any]]:
         raise unknown_name("policy", name, names(), hint)
     try:
         policy_class = plugins[name].load()
-    except Exception as error:  # somebody else's import may fail in any way
+    except Exception as error:  # user code may raise anything
         raise InvalidInput(
             f"The plug-in policy {name!r} ({plugins[name].value}) cannot be imported: {type(error).__name__}: {error}."
         ) from error
@@ -104,7 +106,7 @@ def get(name: str, **hyper_parameters: Any) -> Policy[Any]:
     If the class names `variants`, `variant=...` starts from the values of that one instead of the defaults.
     """
     policy_class = load(name)
-    known = [item.name for item in fields(policy_class) if item.init]  # type: ignore[arg-type]
+    known = _hyper_parameters(policy_class)
     for parameter in hyper_parameters:
         if parameter not in known:
             raise InvalidInput(str(unknown_name(f"hyper-parameter of {name!r}", parameter, known or ["(none)"])))
@@ -113,25 +115,30 @@ def get(name: str, **hyper_parameters: Any) -> Policy[Any]:
 
 
 def name_of(policy: Policy[Any]) -> str | None:
-    """The registered name of a policy's class, or None for a class that was never registered."""
+    """Return the registered name of a policy's class, or None."""
     wanted = f"{type(policy).__module__}:{type(policy).__qualname__}"
     candidates = [*BUILT_IN.items(), *((name, entry.value) for name, entry in _plugins().items())]
-    named = [name for name, target in candidates if target == wanted]
+    named = [name for name, path in candidates if path == wanted]
     return named[0] if named else None
 
 
 def parameters(policy: Policy[Any]) -> dict[str, Any]:
-    """The hyper-parameters of a policy, by name."""
-    return {item.name: getattr(policy, item.name) for item in fields(policy) if item.init}  # type: ignore[arg-type]
+    """Return the hyper-parameters of a policy by name."""
+    return {name: getattr(policy, name) for name in _hyper_parameters(policy)}
+
+
+def _hyper_parameters(policy: Any) -> list[str]:
+    """Return the names of the hyper-parameters of a policy or of its class, which is a dataclass."""
+    return [item.name for item in fields(policy) if item.init]
 
 
 def summary(name: str) -> str:
-    """One line on what a policy does: the first line of its docstring."""
+    """Return the first line of the policy's docstring."""
     return (inspect.getdoc(load(name)) or "").partition("\n")[0]
 
 
 def cite(*policies: Policy[Any] | str) -> str:
-    """BibTeX for these policies, each reference once; names and policies both work.
+    """Return the BibTeX of policies, given as names or objects; each reference once.
 
     >>> print(cite("md").splitlines()[0])
     @inproceedings{li2020convergence,

@@ -15,7 +15,7 @@ __all__ = ["Purpose", "stream"]
 
 
 class Purpose(IntEnum):
-    """What a stream of random numbers is for. The numbers are part of saved results: never renumber, only add."""
+    """The purpose of a random stream. Saved results depend on the numbers: add new ones, never renumber."""
 
     INIT = 0
     PROBE = 1
@@ -31,7 +31,7 @@ class Purpose(IntEnum):
 
 
 def stream(seed: int, round: int, purpose: Purpose) -> np.random.Generator:
-    """The generator for one purpose in one round; equal arguments give equal streams on every machine."""
+    """Return the generator for one purpose in one round. Equal arguments give equal streams on every machine."""
     if seed < 0 or round < 0:
         raise InvalidInput(f"A random stream needs a seed and a round of at least 0. Got seed={seed}, round={round}.")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(round, int(purpose)))))

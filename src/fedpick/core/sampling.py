@@ -1,10 +1,10 @@
-"""Building blocks that policies share: uniform and weighted sampling, top-k with random ties.
+"""Sampling for policies: uniform, weighted with and without replacement, and top-k with random ties.
 
-Weighted sampling without replacement means *sequential* sampling: draw one client with probability proportional to its
-weight, remove it, draw the next. Two exact ways to do it are combined here. Drawing from a kept cumulative distribution
-and rejecting repeats and unavailable clients costs O(k log N) but many rejections when little weight is left; a race of
-exponential clocks (client i rings at time E_i / w_i, the k first win) costs O(N) always. What the first left undone
-after a fixed number of draws the second finishes: given the clients already drawn, both continue with the same law.
+Weighted sampling without replacement is *sequential*: draw one client with probability proportional to its weight,
+remove it, draw the next. Two exact methods are combined. The first draws from a cumulative distribution and rejects
+repeats and unavailable clients: O(k log N), but slow once little weight is left. The second is a race of exponential
+clocks: client i rings at time E_i / w_i and the first k win, O(N). After a fixed number of draws the second method
+replaces the first. Given the clients already drawn, both continue with the same distribution.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
+
 __all__ = ["cumulative", "draw_with_replacement", "sample_uniform", "sample_weighted", "top_k"]
 
-# Rejection is given this many draws per place before the race takes over: enough while at least about a quarter of the
-# weight is still eligible.
+# Draws per place before the race replaces rejection: enough while about a quarter of the weight is eligible.
 _DRAWS_PER_PLACE = 4
 
 
-def top_k(values: NDArray[np.float64], k: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Positions of the k largest values, largest first; ties are broken at random, NaN ranks last.
+def top_k(values: FloatArray, k: int, rng: np.random.Generator) -> IntArray:
+    """Return the positions of the k largest values, largest first. Ties are random; NaN ranks last.
 
     >>> top_k(np.array([1.0, np.nan, 3.0, 2.0]), 2, np.random.default_rng(0))
     array([2, 3])
@@ -36,7 +37,7 @@ def top_k(values: NDArray[np.float64], k: int, rng: np.random.Generator) -> NDAr
     missing = k - len(above)
     ties = np.flatnonzero(ranked == threshold)
     if np.isneginf(threshold):
-        # A true -inf still goes before NaN: fill up with real values first.
+        # A true -inf ranks before NaN: use real values first.
         real = ties[~np.isnan(values[ties])]
         unknown = ties[np.isnan(values[ties])]
         filled = rng.choice(real, size=min(missing, len(real)), replace=False)
@@ -48,23 +49,23 @@ def top_k(values: NDArray[np.float64], k: int, rng: np.random.Generator) -> NDAr
     return np.concatenate([order, filled]).astype(np.int64)
 
 
-def sample_uniform(available: NDArray[np.bool_], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """At most `count` available clients, every subset of that size equally likely."""
+def sample_uniform(available: BoolArray, count: int, rng: np.random.Generator) -> IntArray:
+    """Draw at most `count` available clients. All subsets of that size are equally likely."""
     eligible = np.flatnonzero(available)
     return rng.choice(eligible, size=min(count, len(eligible)), replace=False).astype(np.int64)
 
 
-def cumulative(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The running sum of the weights, kept by policies that draw from the same weights in every round."""
+def cumulative(weights: FloatArray) -> FloatArray:
+    """Return the running sum of the weights. Policies keep it to draw from the same weights in every round."""
     return np.cumsum(weights, dtype=np.float64)
 
 
 def draw_with_replacement(
-    weights: NDArray[np.float64], available: NDArray[np.bool_], count: int, rng: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`count` independent draws among the available, as (distinct clients, how often each was drawn).
+    weights: FloatArray, available: BoolArray, count: int, rng: np.random.Generator
+) -> tuple[IntArray, IntArray]:
+    """Draw `count` available clients with replacement. Return (distinct clients, number of draws of each).
 
-    Where all available clients have weight 0 the draws are uniform among them.
+    If all available clients have weight 0, the draws are uniform among them.
     """
     eligible = np.flatnonzero(available)
     if len(eligible) == 0 or count <= 0:
@@ -79,15 +80,15 @@ def draw_with_replacement(
 
 
 def sample_weighted(
-    weights: NDArray[np.float64],
-    running: NDArray[np.float64],
-    available: NDArray[np.bool_],
+    weights: FloatArray,
+    running: FloatArray,
+    available: BoolArray,
     count: int,
     rng: np.random.Generator,
-) -> NDArray[np.int64]:
-    """At most `count` available clients by sequential weighted sampling without replacement, in the order drawn.
+) -> IntArray:
+    """Draw at most `count` available clients without replacement, by weight, in the order drawn.
 
-    `running` is `cumulative(weights)`. Clients of weight 0 come in, uniformly, only when no others are left.
+    `running` is `cumulative(weights)`. Clients of weight 0 are drawn, uniformly, only after all others.
     """
     if count <= 0 or running[-1] <= 0:
         return sample_uniform(available, count, rng)
@@ -104,22 +105,18 @@ def sample_weighted(
     return drawn
 
 
-def _reject(
-    running: NDArray[np.float64], available: NDArray[np.bool_], count: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """The first `count` distinct available clients among a fixed number of draws with replacement."""
+def _reject(running: FloatArray, available: BoolArray, count: int, rng: np.random.Generator) -> IntArray:
+    """Return the first `count` distinct available clients among a fixed number of draws with replacement."""
     points = rng.random(_DRAWS_PER_PLACE * count + 16) * running[-1]
     draws = np.searchsorted(running, points, side="right")
     draws = draws[available[draws]]
     _, first = np.unique(draws, return_index=True)
-    distinct: NDArray[np.int64] = draws[np.sort(first)[:count]]
+    distinct: IntArray = draws[np.sort(first)[:count]]
     return distinct
 
 
-def _race(
-    weights: NDArray[np.float64], eligible: NDArray[np.bool_], count: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """The `count` first of independent exponential clocks with rates `weights`."""
+def _race(weights: FloatArray, eligible: BoolArray, count: int, rng: np.random.Generator) -> IntArray:
+    """Return the `count` earliest of independent exponential clocks with rates `weights`."""
     runners = np.flatnonzero(eligible)
     times: NDArray[Any] = rng.exponential(size=len(runners)) / weights[runners]
     if count < len(runners):

@@ -1,4 +1,4 @@
-"""Session: the ask/tell shell around one policy. It threads the state, guards the reports and checks the contract."""
+"""Session: runs one policy round by round. It keeps the state, guards the reports and checks the contract."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedpick.core.errors import (
 from fedpick.core.guard import REPORT_LIMIT, clean_answers, clean_outcome
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.rng import Purpose, stream
-from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection
+from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection, as_floats
 from fedpick.core.validation import number, whole
 
 __all__ = ["SESSION_FILE", "Session"]
@@ -44,16 +44,20 @@ _SAVED_TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 
 class Session:
-    """One policy at work on one table of clients.
+    """One policy that selects among one table of clients, round by round.
 
-    `ask` may be repeated, only `tell` commits; every round is asked and told, also one in which nobody is available.
+    `ask` may be repeated; only `tell` commits. Every round is asked and told, even if no client is available.
 
     Args:
-        policy: what decides.
+        policy: the policy.
         clients: the table of clients.
-        seed: of all the policy's random choices.
-        provides: the signals that the driver can deliver; a policy that needs more is refused here. None: not stated.
-        report_limit: reports larger than this count as no answer.
+        seed: the seed of all the policy's random choices.
+        provides: the signals that the driver provides. A policy that needs more is refused. None: not checked.
+        report_limit: reports beyond this limit count as no answer.
+
+    Attributes:
+        round: the round that `ask` answers next, from 0.
+        policy, clients, seed: as above; `grow` replaces the clients.
 
     >>> import numpy as np
     >>> session = Session(registry.get("uniform"), Clients(num_examples=np.ones(5)), seed=1)
@@ -84,8 +88,8 @@ class Session:
         self.clients = clients
         self.seed = whole("Session", "seed", 0, value=seed)
         self.round = 0
-        self.provides = provides
-        self.report_limit = number("Session", "report_limit", "(0, inf]", value=report_limit)
+        self._provides = provides
+        self._report_limit = number("Session", "report_limit", "(0, inf]", value=report_limit)
         self._state = policy.init(clients, stream(self.seed, 0, Purpose.INIT))
         self._pending: tuple[Selection, Any] | None = None
         """The selection that was asked for last, and the state that `tell` commits with it."""
@@ -93,7 +97,7 @@ class Session:
 
     @property
     def state(self) -> Any:
-        """The committed state, for analysis; a value: nothing here changes it."""
+        """The policy's state after the last `tell`, for analysis. It is never modified, only replaced."""
         return self._state
 
     def ask(
@@ -103,12 +107,12 @@ class Session:
         budget: int | None = None,
         measure: Measure | None = None,
     ) -> Selection:
-        """Who should train in this round.
+        """Return the clients that train in this round, and their weights.
 
         Args:
-            available: (N,) mask of the clients that can be reached; None: everybody.
-            budget: at most so many clients; None: everybody available.
-            measure: answers a probe with one value (or vector) per probed client, NaN for no answer.
+            available: (N,) mask of the clients that can be reached. None: all.
+            budget: most clients to select. None: all that are available.
+            measure: answers a probe with one value (or vector) per probed client; NaN for no answer.
         """
         mask = np.ones(len(self.clients), dtype=bool) if available is None else np.asarray(available)
         context = RoundContext(
@@ -118,7 +122,7 @@ class Session:
             clients=self.clients,
         )
         rejected = 0
-        # A stream of random numbers costs as much as a small decision: made only for a policy that probes.
+        # Building a random stream takes as long as a small decision: build it only for a policy that probes.
         if type(self.policy).probe is not Policy.probe:
             probes = self.policy.probe(self._state, context, stream(self.seed, self.round, Purpose.PROBE))
             answers = [self._answer(probe, context, measure) for probe in probes]
@@ -146,7 +150,7 @@ class Session:
                 f"{type(self.policy).__name__} asks clients for {probe.signal.value!r} before it chooses, but "
                 "ask() got no `measure`.\n\nhint: pass measure=f with f(probe) -> one value per client in probe.clients"
             )
-        values = np.asarray(measure(probe), dtype=np.float64)
+        values = as_floats(measure(probe), "What measure returns")
         if values.ndim not in (1, 2) or len(values) != len(probe.clients):
             raise InvalidInput(
                 f"measure must return one value (or one vector) for each of the {len(probe.clients)} probed clients. "
@@ -157,11 +161,11 @@ class Session:
                 f"A loss is one number per client: measure must return the shape ({len(probe.clients)},). "
                 f"Got {values.shape}."
             )
-        values, rejected = clean_answers(values, self.report_limit)
+        values, rejected = clean_answers(values, self._report_limit)
         return Measurement(clients=probe.clients, values=values), rejected
 
     def tell(self, outcome: Outcome) -> Mapping[str, Any]:
-        """Commit the round that was asked last; returns diagnostics, such as how many reports were rejected."""
+        """Commit the round that was asked last. Return diagnostics, such as the number of rejected reports."""
         if self._pending is None:
             raise OutOfOrder(
                 f"tell() for round {self.round} came before ask(). Ask first; every round is asked and told."
@@ -169,14 +173,14 @@ class Session:
         if outcome.index != self.round:
             raise InvalidInput(f"The outcome is of round {outcome.index}, but round {self.round} is being told.")
         selection, state = self._pending
-        outcome, rejected = clean_outcome(_in_order_of(selection.clients, outcome), self.report_limit)
+        outcome, rejected = clean_outcome(_in_order_of(selection.clients, outcome), self._report_limit)
         self._state = self.policy.observe(state, outcome)
         self._pending = None
         self.round += 1
         return {"rejected_reports": rejected} if rejected else {}
 
     def grow(self, clients: Clients) -> None:
-        """Go on with a larger table: old clients keep their rows and what is known of them; newcomers follow."""
+        """Replace the table by a larger one. The clients so far keep their rows and their state; newcomers follow."""
         if self._pending is not None:
             raise OutOfOrder("grow() came between ask() and tell(). The table grows between rounds only: tell first.")
         if len(clients) < len(self.clients):
@@ -184,13 +188,13 @@ class Session:
                 f"The table can only grow: it has {len(self.clients)} clients, the new one {len(clients)}. "
                 "Clients that left keep their row; mark them unavailable."
             )
-        _refuse_missing_signals(self.policy, clients, self.provides)
+        _refuse_missing_signals(self.policy, clients, self._provides)
         fresh = self.policy.init(clients, stream(self.seed, self.round, Purpose.INIT))
         self._state = states.carry_over(self._state, fresh)
         self.clients = clients
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], plain: Mapping[str, Any], *, round: int) -> None:
-        """Go on in this round from a state taken apart with `fedpick.core.state.split(session.state)`."""
+        """Continue in this round with a state that `fedpick.core.state.split` took apart."""
         self._state = states.join(self._state, arrays, plain)
         self._pending = None
         self.round = whole("Session.restore", "round", 0, value=round)
@@ -215,7 +219,7 @@ class Session:
                 "parameters": registry.parameters(self.policy),
                 "seed": self.seed,
                 "round": self.round,
-                "report_limit": self.report_limit,
+                "report_limit": self._report_limit,
                 "state": plain,
             },
         )
@@ -306,14 +310,14 @@ def _policy_name(policy: Policy[Any]) -> str:
 
 
 def _refuse_another_policy(policy: Policy[Any], saved: Mapping[str, Any], path: str | Path) -> None:
-    """A state means something only to the policy that made it."""
+    """Raise if the saved state belongs to another policy or to other hyper-parameters."""
     if _policy_name(policy) != saved["policy"]:
         raise StateFileError(
             f"The session in {path} is of the policy {saved['policy']!r}, but {_policy_name(policy)!r} was passed. "
             "Pass the policy that was saved, or start a new session in another directory."
         )
     given = registry.parameters(policy)
-    # A hyper-parameter that did not exist yet when the session was saved is no difference.
+    # A hyper-parameter that did not exist when the session was saved does not differ.
     differing = [
         f"{name} was {value!r}, now {given.get(name)!r}"
         for name, value in saved["parameters"].items()
@@ -333,13 +337,13 @@ def _refuse_missing_signals(policy: Policy[Any], clients: Clients, provides: fro
             if getattr(clients, name) is None:
                 raise MissingSignal(
                     f"{type(policy).__name__} needs Clients.{name}, which is None.\n\n"
-                    f"hint: pass it: fedpick.Clients(num_examples=..., {name}=...), or choose options that do without"
+                    f"hint: pass fedpick.Clients(num_examples=..., {name}=...), or choose options that do not need it"
                 )
         elif provides is not None and signal not in provides:
             raise MissingSignal(
                 f"{type(policy).__name__} needs the signal {signal.value!r}, which this driver does not provide "
-                f"(it provides: {', '.join(sorted(provides)) or 'none'}).\n\n"
-                "hint: have the driver report it, or choose a policy or options that do without"
+                f"(it provides: {', '.join(sorted(provides)) or 'no signals'}).\n\n"
+                "hint: let the driver report it, or choose a policy or options that do not need it"
             )
 
 
@@ -365,13 +369,13 @@ def _check_selection(selection: Selection, context: RoundContext, policy: Policy
 
 
 def _in_order_of(clients: NDArray[np.int64], outcome: Outcome) -> Outcome:
-    """The outcome with its rows in the order of the selection."""
+    """Return the outcome with its rows in the order of the selection."""
     if np.array_equal(clients, outcome.clients):
         return outcome
     if not np.array_equal(np.sort(clients), np.sort(outcome.clients)):
         raise InvalidInput(
-            f"The outcome must be of the {len(clients)} clients that were selected; it names {len(outcome.clients)} "
-            "others or only some of them. A client that never answered is there with completed=False."
+            f"The outcome must have a row for each of the {len(clients)} selected clients and no others. It has "
+            f"{len(outcome.clients)} rows. A client that did not answer has completed=False."
         )
     rows = np.argsort(outcome.clients)[np.searchsorted(np.sort(outcome.clients), clients)]
     reordered = {item.name: getattr(outcome, item.name)[rows] for item in fields(outcome) if item.name != "index"}

@@ -1,33 +1,36 @@
 """Policy states: how their fields follow the clients, and which of them are saved.
 
-A state is a frozen dataclass whose fields are arrays or plain values (int, float, bool, str, None). How a field behaves
-when the table of clients grows, and whether it is saved, is declared where it is born:
+A state is a frozen dataclass whose fields are arrays or plain values (int, float, bool, str, None). The declaration of
+a field says what happens to it when the table of clients grows, and whether it is saved:
 
     counts: NDArray = per_client()            # one row per client
     embedding: NDArray = per_client(axis=1)   # clients along the second axis
     running: NDArray = derived()              # a function of the table alone: recomputed by init, never saved
-    temperature: float                        # belongs to no client: carried over as it is
+    temperature: float                        # belongs to no client: kept as it is
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.core.errors import InvalidInput, StateFileError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 __all__ = ["Stateless", "carry_over", "derived", "join", "per_client", "split"]
 
-AnyState = TypeVar("AnyState")
+AnyState = TypeVar("AnyState", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
 class Stateless:
-    """The state of a policy that remembers nothing."""
+    """The state of a policy without memory."""
 
 
 _AXIS = "fedpick.client_axis"
@@ -35,19 +38,19 @@ _DERIVED = "fedpick.derived"
 
 
 def per_client(axis: int = 0) -> Any:
-    """A field with one entry per client along `axis`."""
+    """Declare a field with one entry per client along `axis`."""
     return field(metadata={_AXIS: axis})
 
 
 def derived() -> Any:
-    """A field that `init` computes from the table of clients alone: recomputed on load and growth, never saved."""
+    """Declare a field that `init` computes from the table of clients. Load and growth recompute it."""
     return field(metadata={_DERIVED: True})
 
 
 def carry_over(old: AnyState, fresh: AnyState) -> AnyState:
-    """`fresh`, a state for a larger table, with everything `old` knew about the clients it had."""
+    """Return `fresh`, a state for a larger table, with the rows of the `old` state copied into it."""
     changes: dict[str, Any] = {}
-    for item in fields(old):  # type: ignore[arg-type]
+    for item in fields(old):
         if item.metadata.get(_DERIVED):
             continue
         value = getattr(old, item.name)
@@ -58,7 +61,7 @@ def carry_over(old: AnyState, fresh: AnyState) -> AnyState:
                 raise InvalidInput(f"{type(old).__name__}.{item.name} is per client, but init left it None.")
             value = _rows_copied(value, np.array(target), axis)
         changes[item.name] = value
-    return replace(fresh, **changes)  # type: ignore[type-var]
+    return replace(fresh, **changes)
 
 
 def _rows_copied(old: NDArray[Any], target: NDArray[Any], axis: int) -> NDArray[Any]:
@@ -68,18 +71,18 @@ def _rows_copied(old: NDArray[Any], target: NDArray[Any], axis: int) -> NDArray[
     return target
 
 
-def split(state: object) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """The saved part of a state as (arrays, plain values)."""
+def split(state: DataclassInstance) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Return the saved part of a state as (arrays, plain values)."""
     arrays: dict[str, NDArray[Any]] = {}
     plain: dict[str, Any] = {}
-    for item in fields(state):  # type: ignore[arg-type]
+    for item in fields(state):
         value = getattr(state, item.name)
         if item.metadata.get(_DERIVED):
             continue
         if isinstance(value, np.ndarray):
             if value.dtype.hasobject:
                 raise InvalidInput(
-                    f"{type(state).__name__}.{item.name} holds Python objects; a state holds numbers only."
+                    f"{type(state).__name__}.{item.name} holds Python objects. A state holds numbers only."
                 )
             arrays[item.name] = value
         elif value is None or isinstance(value, (bool, int, float, str)):
@@ -88,22 +91,22 @@ def split(state: object) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
             plain[item.name] = value.item()
         else:
             raise InvalidInput(
-                f"{type(state).__name__}.{item.name} is a {type(value).__name__}; a state holds arrays, numbers, "
+                f"{type(state).__name__}.{item.name} is a {type(value).__name__}. A state holds arrays, numbers, "
                 "strings and None only, so that it can be saved without pickle."
             )
     return arrays, plain
 
 
 def join(fresh: AnyState, arrays: Mapping[str, NDArray[Any]], plain: Mapping[str, Any]) -> AnyState:
-    """`fresh` with every saved field put back; the inverse of `split`."""
+    """Return `fresh` with every saved field set; the inverse of `split`."""
     saved = {**arrays, **plain}
-    wanted = {item.name for item in fields(fresh) if not item.metadata.get(_DERIVED)}  # type: ignore[arg-type]
+    wanted = {item.name for item in fields(fresh) if not item.metadata.get(_DERIVED)}
     if wanted != set(saved):
         raise StateFileError(
             f"The saved state has the fields {sorted(saved)}, but {type(fresh).__name__} has {sorted(wanted)}: "
             "it was written by another version of this policy."
         )
-    for item in fields(fresh):  # type: ignore[arg-type]
+    for item in fields(fresh):
         axis, here = item.metadata.get(_AXIS), getattr(fresh, item.name)
         if item.name not in saved or here is None or saved[item.name] is None:
             continue
@@ -119,7 +122,7 @@ def join(fresh: AnyState, arrays: Mapping[str, NDArray[Any]], plain: Mapping[str
                 f"The saved {type(fresh).__name__}.{item.name} has the shape {there.shape}, which is not for the "
                 f"{here.shape[axis]} clients of this session. Restore it into a session with the same clients."
             )
-    return replace(fresh, **saved)  # type: ignore[type-var]
+    return replace(fresh, **saved)
 
 
 def _kind(value: object) -> str:

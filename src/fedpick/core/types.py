@@ -1,8 +1,8 @@
-"""The records that cross the contract: frozen, made of read-only arrays, validated on entry.
+"""The records that pass between policies and drivers: frozen, made of read-only arrays, validated when built.
 
-N clients in the table, k chosen, d probed. Arrays are copied only where the input is not an array of the right type;
-what a record holds is a read-only view: a policy cannot change a driver's data. (A driver that goes on writing to an
-array it handed over changes the record, too; a million clients are not copied at every step.)
+N clients in the table, k selected, d probed. A record holds read-only views, so a policy cannot change a driver's data.
+An input is copied only if it is not an array of the right type: copying a million rows at every step is too slow. A
+driver must therefore not write to an array after it has passed it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,23 @@ from fedpick.core.validation import assign, whole
 
 __all__ = ["Clients", "Measurement", "Outcome", "Probe", "RoundContext", "Selection", "aggregation_weights"]
 
+_ABSENT: Any = None
+"""Default of a field that `__post_init__` fills with an array."""
 
-def _floats(values: ArrayLike, name: str, shape: tuple[int | None, ...]) -> FloatArray:
+
+def as_floats(values: ArrayLike, name: str) -> FloatArray:
+    """Return an array of real numbers. Raise for strings, objects and complex numbers."""
     try:
-        array = np.asarray(values, dtype=np.float64)
+        given = np.asarray(values)
+        if given.dtype.kind in "cSUV":
+            raise TypeError(f"it has the type {given.dtype}")
+        return given.astype(np.float64, copy=False)
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{name} must be an array of numbers. Got {type(values).__name__}: {error}.") from error
-    return read_only(_shaped(array, name, shape))
+
+
+def _floats(values: ArrayLike, name: str, shape: tuple[int | None, ...]) -> FloatArray:
+    return read_only(_shaped(as_floats(values, name), name, shape))
 
 
 def _shaped(array: NDArray[Any], name: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
@@ -41,7 +51,7 @@ def _shaped(array: NDArray[Any], name: str, shape: tuple[int | None, ...]) -> ND
 
 def _booleans(values: ArrayLike, name: str, size: int | None) -> BoolArray:
     array = np.asarray(values)
-    # An array of indices instead of a mask is the usual mistake here.
+    # The usual mistake is an array of indices instead of a mask.
     if array.dtype != np.bool_ and array.size:
         raise InvalidInput(f"{name} must be a boolean mask, one entry per client. Got an array of {array.dtype}.")
     return read_only(_shaped(array.astype(np.bool_, copy=False), name, (size,)))
@@ -58,32 +68,32 @@ def _indices(values: ArrayLike, name: str) -> IntArray:
         raise InvalidInput(f"{name} must be client indices of at least 0. Got {array.min()}.")
     if len(array) > 1 and not np.diff(np.sort(array)).all():
         values_, counts = np.unique(array, return_counts=True)
-        raise InvalidInput(f"{name} must be unique. Client {values_[counts > 1][0]} is there {counts.max()} times.")
+        raise InvalidInput(f"{name} must be unique. Client {values_[counts > 1][0]} appears {counts.max()} times.")
     return read_only(array)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Clients:
-    """The table of clients, row k for client k. Adapters own the map from real identities to rows."""
+    """The table of clients: row k is client k. Adapters keep the map from real identities to rows."""
 
     num_examples: FloatArray
-    """(N,) size of each client's data set."""
-    importance: FloatArray = None  # type: ignore[assignment]  # None on entry only: filled in below
-    """(N,) target weight alpha_k in the objective, sums to 1; by default proportional to num_examples."""
+    """(N,) number of examples of each client."""
+    importance: FloatArray = _ABSENT
+    """(N,) target weight alpha_k in the objective; sums to 1. Default: proportional to num_examples."""
     label_histogram: FloatArray | None = None
     """(N, L) examples per label."""
     features: FloatArray | None = None
-    """(N, F) any description of the data distribution."""
+    """(N, F) any description of each client's data."""
     availability: FloatArray | None = None
-    """(N,) true probability of being available, where an oracle gives it."""
+    """(N,) true probability of being available, if an oracle knows it."""
     correlation: FloatArray | None = None
-    """(N,) true lag-one correlation of availability, where an oracle gives it."""
+    """(N,) true lag-one correlation of availability, if an oracle knows it."""
 
     def __post_init__(self) -> None:
         sizes = _floats(self.num_examples, "Clients.num_examples", (None,))
         count = len(sizes)
         if count == 0:
-            raise InvalidInput("Clients.num_examples must have at least one client. Got none.")
+            raise InvalidInput("Clients.num_examples must have at least one entry. Got an empty array.")
         if not (np.isfinite(sizes).all() and sizes.min() >= 0 and sizes.sum() > 0):
             raise InvalidInput("Clients.num_examples must be finite, at least 0 and not all 0.")
         assign(self, num_examples=sizes, importance=self._checked_importance(sizes))
@@ -117,16 +127,16 @@ class Clients:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Selection:
-    """Who trains in this round, and with what weight their updates enter the model."""
+    """The clients that train in this round, and the weights of their updates in the new model."""
 
     clients: IntArray
     """(k,) unique and available."""
     weights: FloatArray | None = None
-    """(k,) finite and at least 0; None: proportional to num_examples."""
+    """(k,) finite and at least 0. None: proportional to num_examples."""
     renormalize: bool = True
-    """Scale the weights of those who complete back to the sum given here; False: use them as they are."""
+    """Scale the weights of the completed clients to the sum given here. False: use the weights as they are."""
     diagnostics: Mapping[str, Any] = field(default_factory=dict)
-    """What the policy has to say about its choice: logged, never read back."""
+    """Notes of the policy on its choice. They are logged and never read back."""
 
     def __post_init__(self) -> None:
         clients = _indices(self.clients, "Selection.clients")
@@ -140,15 +150,15 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Probe:
-    """A question to some clients before the choice is made. Probed and trial clients are available ones."""
+    """A question to some clients before the policy selects. Probed and trial clients must be available."""
 
     clients: IntArray
-    """(d,) who is asked."""
+    """(d,) the clients to ask."""
     signal: Signal = Signal.LOSS
     trial: Selection | None = None
-    """Measure on the model that this cohort, with these weights, *would* give; nothing is committed."""
+    """Measure on the model that this cohort, with these weights, *would* give. The model is not kept."""
     batch_size: int | None = None
-    """Estimate from one mini-batch of this size; None: the whole local data set."""
+    """Estimate from one mini-batch of this size. None: use the whole local data set."""
 
     def __post_init__(self) -> None:
         assign(
@@ -164,9 +174,9 @@ class Measurement:
     """The answers to one probe."""
 
     clients: IntArray
-    """(d,) who was asked."""
+    """(d,) the clients that were asked."""
     values: FloatArray
-    """(d,), or (d, s) for a vector signal; NaN: no answer."""
+    """(d,), or (d, s) for a vector signal. NaN: no answer."""
 
     def __post_init__(self) -> None:
         clients = _indices(self.clients, "Measurement.clients")
@@ -177,14 +187,14 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundContext:
-    """What a policy may know when it decides."""
+    """What a policy knows when it decides."""
 
     index: int
     """The round, from 0."""
     budget: int
-    """At most so many clients may be chosen; a driver's None arrives here as the number available."""
+    """Most clients that may be selected. A driver's None becomes the number of available clients."""
     available: BoolArray
-    """(N,) who can be reached."""
+    """(N,) mask of the clients that can be reached."""
     clients: Clients
     measurements: tuple[Measurement, ...] = ()
     """One per probe, in the order of the probes."""
@@ -201,38 +211,44 @@ class RoundContext:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """How a round ended for the clients that were chosen."""
+    """How a round ended for the selected clients. A report that is missing is NaN."""
 
     index: int
     clients: IntArray
-    """(k,) who was chosen."""
+    """(k,) the clients that were selected."""
     completed: BoolArray
-    """(k,) whose update entered the model."""
-    loss: FloatArray = None  # type: ignore[assignment]  # None on entry only: all NaN
-    """(k,) of the *received* model on local data, before training."""
-    train_loss: FloatArray = None  # type: ignore[assignment]
-    """(k,) mean over the local steps."""
-    duration: FloatArray = None  # type: ignore[assignment]
-    """(k,) seconds from send to answer."""
-    update_norm: FloatArray = None  # type: ignore[assignment]
+    """(k,) mask of the clients whose update entered the model."""
+    loss: FloatArray = _ABSENT
+    """(k,) loss of the *received* model on local data, before training."""
+    train_loss: FloatArray = _ABSENT
+    """(k,) mean training loss over the local steps."""
+    duration: FloatArray = _ABSENT
+    """(k,) seconds from sending the model to receiving the update."""
+    update_norm: FloatArray = _ABSENT
     """(k,) Euclidean norm of the local update."""
+    loss_rms: FloatArray = _ABSENT
+    """(k,) root mean square of the per-example losses of the received model."""
+    sketch: FloatArray = _ABSENT
+    """(k, s) short description of each received update. s = 0: the driver makes none."""
 
     def __post_init__(self) -> None:
         clients = _indices(self.clients, "Outcome.clients")
         completed = _booleans(self.completed, "Outcome.completed", len(clients))
         assign(self, index=whole(self, "index", 0), clients=clients, completed=completed)
-        for name in ("loss", "train_loss", "duration", "update_norm"):
+        for name in ("loss", "train_loss", "duration", "update_norm", "loss_rms"):
             value = getattr(self, name)
             if value is None:
                 value = np.full(len(clients), np.nan)
             assign(self, **{name: _floats(value, f"Outcome.{name}", (len(clients),))})
+        sketch = np.empty((len(clients), 0)) if self.sketch is None else self.sketch
+        assign(self, sketch=_floats(sketch, "Outcome.sketch", (len(clients), None)))
 
 
 def aggregation_weights(selection: Selection, completed: ArrayLike, clients: Clients) -> FloatArray:
-    """The weight of every chosen client's update in the new model, (k,): 0 for those who did not complete.
+    """Compute the weight of every selected client's update in the new model, (k,): 0 if it did not complete.
 
-    The new model is `model + server_lr * sum_i w_i * delta_i`. With `renormalize` the weights of those who completed
-    are scaled back to the sum the policy gave; without it they are used as they are. All zero: no step.
+    The new model is `model + server_lr * sum_i w_i * delta_i`. With `renormalize`, the weights of the completed clients
+    are scaled to the sum that the policy gave. Without it they are used as they are. If all are zero, there is no step.
 
     >>> import numpy as np
     >>> clients = Clients(num_examples=np.array([1.0, 2.0, 3.0, 4.0]))

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from pathlib import Path
 
 from fedpick.core.errors import InvalidInput, StateFileError
 
-try:
+if sys.platform != "win32":  # on Windows files are still replaced atomically, but a second writer is not noticed
     import fcntl
-except ImportError:  # Windows: files are still replaced atomically, but a second writer is not noticed
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Claim", "claim", "refuse_directory", "write_atomically"]
 
@@ -74,10 +73,11 @@ class Claim:
         self.writing = threading.Lock()
         """Held while a thread of this process writes."""
         self._file = directory / _LOCK_FILE
+        if sys.platform == "win32":
+            return
         self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
         weakref.finalize(self, os.close, self._descriptor)
-        if fcntl is not None:
-            self._lock(directory)
+        self._lock(directory)
         os.ftruncate(self._descriptor, 0)
         os.write(self._descriptor, str(os.getpid()).encode())
 
@@ -95,6 +95,8 @@ class Claim:
 
     def is_valid(self) -> bool:
         """Whether the lock file is still the one that was locked: the directory may have been deleted since."""
+        if sys.platform == "win32":
+            return True
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(self._file.stat(), os.fstat(self._descriptor))
         return False

@@ -1,8 +1,7 @@
-"""The conformance kit: `check_policy` runs a policy through everything the contract promises.
+"""The conformance kit: `check_policy` checks that a policy keeps the contract.
 
-It is public: authors of policies outside this package call it from their own tests, and `fedpick check NAME` runs it.
-Every check is a function of a policy that raises `PolicyCheckFailed` with one sentence; `CHECKS` lists them by name.
-The federation behind the checks is made up (`federation`).
+Authors of policies call it from their own tests; `fedpick check NAME` runs it. A check is a function of a policy that
+raises `PolicyCheckFailed` with one sentence. `CHECKS` lists the checks by name. They use a made-up federation.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ __all__ = ["CHECKS", "FakeFederation", "check_policy"]
 AnyPolicy = Policy[Any]
 
 MEMORY_LIMIT = 2**30
-"""Bytes that one round at a million clients may take over its inputs."""
+"""Most bytes that one round at a million clients may allocate."""
 SECONDS_LIMIT = 60.0
-"""Processor seconds that a round at a million clients may take."""
+"""Most processor seconds that one round at a million clients may take."""
 
 
 def _fail(policy: AnyPolicy, sentence: str) -> PolicyCheckFailed:
@@ -47,7 +46,7 @@ def _fail(policy: AnyPolicy, sentence: str) -> PolicyCheckFailed:
 
 
 def fingerprint(selections: list[Selection]) -> str:
-    """The same text for the same clients and weights, to the last bit."""
+    """Return a hash of the clients and weights, exact to the last bit."""
     digest = hashlib.sha256()
     for selection in selections:
         digest.update(selection.clients.tobytes() + b"|")
@@ -57,7 +56,7 @@ def fingerprint(selections: list[Selection]) -> str:
 
 
 def same_seed_same_selections(policy: AnyPolicy) -> None:
-    """Two runs with one seed choose the same."""
+    """Two runs with one seed select the same clients."""
     world = FakeFederation()
     first, second = (fingerprint(world.play(Session(policy, world.clients(), 3), 40)) for _ in range(2))
     if first != second:
@@ -65,13 +64,13 @@ def same_seed_same_selections(policy: AnyPolicy) -> None:
 
 
 def same_selections_in_other_processes(policy: AnyPolicy) -> None:
-    """Processes with different hash seeds choose the same."""
+    """Processes with different hash seeds select the same clients."""
     policy_class = type(policy)
     if policy_class.__module__ == "__main__" or "<locals>" in policy_class.__qualname__:
         return  # cannot be imported from another process
-    target = f"{policy_class.__module__}:{policy_class.__qualname__}"
-    command = [sys.executable, "-m", "fedpick.testing", target, json.dumps(registry.parameters(policy))]
-    paths = os.pathsep.join(path for path in sys.path if path)
+    path = f"{policy_class.__module__}:{policy_class.__qualname__}"
+    command = [sys.executable, "-m", "fedpick.testing", path, json.dumps(registry.parameters(policy))]
+    paths = os.pathsep.join(folder for folder in sys.path if folder)
     children = [
         subprocess.Popen(
             command,
@@ -110,7 +109,7 @@ def save_and_load_at_every_round(policy: AnyPolicy) -> None:
 
 
 def _frozen(state: Any) -> Any:
-    """The state with read-only arrays."""
+    """Return the state with read-only arrays."""
     changes = {}
     for item in fields(state):
         value = getattr(state, item.name)
@@ -122,7 +121,7 @@ def _frozen(state: Any) -> Any:
 
 
 def arguments_are_never_modified(policy: AnyPolicy) -> None:
-    """States and records are values: a policy that writes to them is caught."""
+    """The policy does not write to states and records."""
     world = FakeFederation()
     session = Session(policy, world.clients(), 1)
     try:
@@ -131,12 +130,12 @@ def arguments_are_never_modified(policy: AnyPolicy) -> None:
             world.play(session, 1)
     except ValueError as error:
         if "read-only" in str(error):
-            raise _fail(policy, "it writes to an array it was given; return a new state instead.") from error
+            raise _fail(policy, "it writes to an array of its arguments; return a new state instead.") from error
         raise
 
 
 def only_tell_commits(policy: AnyPolicy) -> None:
-    """Asking twice gives the same answer."""
+    """Asking twice in a round gives the same selection."""
     world = FakeFederation()
     session = Session(policy, world.clients(), 2)
     for index in range(20):
@@ -149,7 +148,7 @@ def only_tell_commits(policy: AnyPolicy) -> None:
 
 
 def keeps_within_the_round(policy: AnyPolicy) -> None:
-    """Selections are available, unique and within the budget, whatever the budget is."""
+    """Selected clients are available, unique and within the budget, for any budget."""
     world = FakeFederation()
     for budget in (None, 1, 4, 20, 50):
         session = Session(policy, world.clients(), 4)
@@ -160,18 +159,18 @@ def keeps_within_the_round(policy: AnyPolicy) -> None:
 
 
 def nobody_available(policy: AnyPolicy) -> None:
-    """A round without clients gives an empty selection and is told like any other."""
+    """A round without available clients has an empty selection and is told like any other."""
     world = FakeFederation()
     session = Session(policy, world.clients(), 0)
     for index in range(5):
         selection = session.ask(available=np.zeros(20, dtype=bool), budget=5, measure=world.measure(index, 20))
         if len(selection.clients):
-            raise _fail(policy, "it chose someone in a round in which nobody was available.")
+            raise _fail(policy, "it selected a client in a round without available clients.")
         session.tell(world.outcome(index, selection))
 
 
 def one_client(policy: AnyPolicy) -> None:
-    """A federation of one works, and the one is chosen."""
+    """A federation of one client works, and the client is selected."""
     world = FakeFederation(num_clients=1)
     chosen = sum(len(selection.clients) for selection in world.play(Session(policy, world.clients(), 0), 40, 1))
     if chosen == 0:
@@ -179,32 +178,30 @@ def one_client(policy: AnyPolicy) -> None:
 
 
 def everybody_fails(policy: AnyPolicy) -> None:
-    """Rounds in which nobody completes are survived, and choosing goes on."""
+    """The policy continues to select after rounds in which no client completes."""
     world = FakeFederation(dropout=1.0)
     chosen = world.play(Session(policy, world.clients(), 0), 40)
     if not any(len(selection.clients) for selection in chosen[20:]):
-        raise _fail(policy, "after 20 rounds in which nobody completed it stopped choosing anyone.")
+        raise _fail(policy, "it stopped selecting after 20 rounds in which no client completed.")
 
 
 def odd_reports(policy: AnyPolicy) -> None:
-    """Equal, missing and absurd reports are survived; no absurd number reaches the state."""
+    """The policy handles equal, missing and absurd reports. No absurd number enters its state."""
     for reports in ("equal", "silent", "absurd"):
         world = FakeFederation(reports=reports)
         session = Session(policy, world.clients(), 0)
         if not any(len(selection.clients) for selection in world.play(session, 40)):
-            raise _fail(policy, f"with {reports} reports it never chose anyone.")
+            raise _fail(policy, f"with {reports} reports it never selected a client.")
         for item in fields(session.state):
             value = getattr(session.state, item.name)
             if isinstance(value, (float, np.ndarray)) and np.issubdtype(np.asarray(value).dtype, np.floating):
                 finite = np.asarray(value)[~np.isnan(value)]
                 if finite.size and not np.abs(finite).max() <= REPORT_LIMIT:
-                    raise _fail(
-                        policy, f"with {reports} reports an infinite or absurd number got into its {item.name}."
-                    )
+                    raise _fail(policy, f"with {reports} reports an infinite or absurd number entered its {item.name}.")
 
 
 def clients_join(policy: AnyPolicy) -> None:
-    """Newcomers are taken in, the others keep their history, and the newcomers do not take all places."""
+    """Newcomers do not take most of the places."""
     world = FakeFederation()
     session = Session(policy, world.clients(), 0)
     world.play(session, 60)
@@ -219,7 +216,7 @@ def clients_join(policy: AnyPolicy) -> None:
 
 
 def dead_clients_are_not_picked_for_ever(policy: AnyPolicy) -> None:
-    """Clients that never complete do not fill the cohorts."""
+    """Clients that never complete do not take most of the places."""
     world = FakeFederation(num_clients=25, dead=(3, 8, 13, 18, 23), dropout=0.0)
     places = np.concatenate([chosen.clients for chosen in world.play(Session(policy, world.clients(), 0), 80)[30:]])
     share = float(np.isin(places, world.dead).mean()) if len(places) else 0.0
@@ -264,7 +261,7 @@ def one_million_clients(policy: AnyPolicy, num_clients: int = 1_000_000) -> None
     world = FakeFederation(num_clients=num_clients)
     session = Session(policy, world.clients(), 0)
     seconds, peak = [], 0
-    # Time first, memory afterwards: tracing slows Python code down many times over.
+    # Time first, memory afterwards: tracing makes Python code many times slower.
     for index, traced in enumerate((False, False, True)):
         mask = world.available(index, num_clients)
         answers = 1.0 + stream(0, index, Purpose.MEASURE).random((num_clients, 8))
@@ -274,7 +271,7 @@ def one_million_clients(policy: AnyPolicy, num_clients: int = 1_000_000) -> None
 
         if traced:
             tracemalloc.start()
-        start = time.process_time()  # processor seconds: a busy machine must not fail a policy
+        start = time.process_time()  # processor time, so that a busy machine does not fail a policy
         selection = session.ask(available=mask, budget=100, measure=measure)
         session.tell(world.outcome(index, selection))
         if traced:
@@ -315,7 +312,7 @@ CHECKS: dict[str, Callable[[AnyPolicy], None]] = {
 
 
 def check_policy(policy: AnyPolicy, *, on_check: Callable[[str], None] = lambda name: None) -> None:
-    """Run every check on a policy; raises `PolicyCheckFailed` with one sentence per broken promise.
+    """Run every check on a policy. Raise `PolicyCheckFailed` with one sentence per failed check.
 
     >>> check_policy(registry.get("uniform"))
     """
@@ -328,7 +325,7 @@ def check_policy(policy: AnyPolicy, *, on_check: Callable[[str], None] = lambda 
             failures.append(str(failure))
         except FedpickError as error:
             failures.append(f"{type(policy).__name__}: {name}: {error}")
-        except Exception as error:  # a policy under test may fail in any way; the author wants to know where
+        except Exception as error:  # a policy under test may raise anything; its author needs the name of the check
             failures.append(f"{type(policy).__name__}: {name} ended in {type(error).__name__}: {error}.")
     if failures:
         raise PolicyCheckFailed("\n".join(failures))

@@ -1,4 +1,4 @@
-"""Print the fingerprint of a run: what `same_selections_in_other_processes` compares."""
+"""Print the fingerprint of a run, for `same_selections_in_other_processes`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fedpick.testing import fingerprint
 from fedpick.testing.federation import FakeFederation
 
 
-def main(target: str, parameters: str) -> None:
-    """Play some rounds with the policy `module:name`, made with these parameters (JSON)."""
-    module, _, name = target.partition(":")
+def main(import_path: str, parameters: str) -> None:
+    """Run some rounds with the policy at an import path, built with these parameters (JSON)."""
+    module, _, name = import_path.partition(":")
     policy = getattr(importlib.import_module(module), name)(**json.loads(parameters))
     world = FakeFederation()
     sys.stdout.write(fingerprint(world.play(Session(policy, world.clients(), 3), 30)))

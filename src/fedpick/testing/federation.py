@@ -1,4 +1,4 @@
-"""A made-up federation for checks: its answers depend only on (seed, round, client), and nothing is trained."""
+"""A made-up federation for checks. Its answers depend on (seed, round, client) only; nothing is trained."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["FakeFederation"]
 
 @dataclass(frozen=True, kw_only=True)
 class FakeFederation:
-    """A made-up federation: everything a policy may ask for, without any training."""
+    """A federation that answers everything a policy may ask, without training."""
 
     num_clients: int = 20
     seed: int = 0
     reports: str = "good"
-    """"good": some silence; "equal": everybody reports 1; "silent": all NaN; "absurd": infinite and huge ones too."""
+    """"good": some silence; "equal": all clients report 1; "silent": all NaN; "absurd": infinite and huge ones too."""
     dropout: float = 0.2
     dead: tuple[int, ...] = ()
     """Clients that never complete."""
 
     def clients(self, count: int | None = None) -> Clients:
-        """The table, complete with what an oracle would know; the first rows do not depend on how many there are."""
+        """Return the table, with what an oracle would know. The first rows do not depend on the number of clients."""
         rng = stream(self.seed, 0, Purpose.ANALYSIS)
         size = count or self.num_clients
         uniform = rng.random((max(size, self.num_clients + 5), 16))[:size]
@@ -42,13 +42,13 @@ class FakeFederation:
         )
 
     def available(self, round: int, count: int) -> NDArray[np.bool_]:
-        """Somewhat more than half of the clients; nobody in every seventh round."""
+        """Return a mask of about 60 % of the clients; every seventh round is empty."""
         if round % 7 == 6:
             return np.zeros(count, dtype=bool)
         return stream(self.seed, round, Purpose.AVAILABILITY).random(count) < 0.6
 
     def measure(self, round: int, count: int) -> Callable[[Probe], NDArray[np.float64]]:
-        """Answers to the probes of one round."""
+        """Return the function that answers the probes of one round."""
 
         def answer(probe: Probe) -> NDArray[np.float64]:
             rng = stream(self.seed, round, Purpose.MEASURE)
@@ -74,18 +74,19 @@ class FakeFederation:
         return values
 
     def outcome(self, round: int, selection: Selection) -> Outcome:
-        """How the round ended: some drop out, the dead always do."""
+        """Return the outcome of a round: some clients drop out, the dead ones always do."""
         rng = stream(self.seed, round, Purpose.FAULTS)
         size = len(selection.clients)
         completed = (rng.random(size) >= self.dropout) & ~np.isin(selection.clients, self.dead)
         reports = {
             name: self._reported(0.5 + rng.random(size), rng)
-            for name in ("loss", "train_loss", "duration", "update_norm")
+            for name in ("loss", "train_loss", "duration", "update_norm", "loss_rms")
         }
+        reports["sketch"] = self._reported(rng.standard_normal((size, 8)), rng)
         return Outcome(index=round, clients=selection.clients, completed=completed, **reports)
 
     def play(self, session: Session, rounds: int, budget: int | None = 4) -> list[Selection]:
-        """Drive a session for some rounds and return what it chose."""
+        """Run a session for some rounds and return its selections."""
         chosen = []
         for _ in range(rounds):
             count, index = len(session.clients), session.round
