@@ -9,6 +9,7 @@ from fedpick import Clients, Outcome, Session, Signal, policies
 from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.types import RoundContext
+from fedpick.policies.afl import inclusion_reference
 from fedpick.testing import check_policy
 
 
@@ -32,6 +33,15 @@ def choose(policy, state, clients, budget, seed, available=None):
     mask = np.ones(len(clients), dtype=bool) if available is None else available
     context = RoundContext(index=1, budget=budget, available=mask, clients=clients)
     return policy.select(state, context, stream(seed, 1, Purpose.SELECT))[0]
+
+
+def assert_frequencies(policy, state, clients, budget, expected, trials):
+    """How often each client is chosen is within 5 standard deviations of the expected probability."""
+    counts = np.zeros(len(clients))
+    for seed in range(trials):
+        counts[choose(policy, state, clients, budget, seed).clients] += 1
+    deviation = np.sqrt(expected * (1 - expected) / trials)
+    assert (np.abs(counts / trials - expected) <= 5 * deviation + 1e-12).all()
 
 
 def test_the_value_is_the_loss_times_the_root_of_the_size():
@@ -63,12 +73,19 @@ def test_places_by_value_follow_the_softmax_of_those_kept():
     expected = first + np.array(
         [sum(first[j] * first[i] / (1 - first[j]) for j in range(6) if j != i) for i in range(6)]
     )
-    trials = 5000
-    counts = np.zeros(6)
-    for seed in range(trials):
-        counts[choose(policy, state, clients, 2, seed).clients] += 1
-    deviation = np.sqrt(expected * (1 - expected) / trials)
-    assert (np.abs(counts / trials - expected) <= 5 * deviation + 1e-12).all()
+    np.testing.assert_allclose(inclusion_reference(losses, 2, alpha1=0.34, alpha2=1.0, alpha3=0.0), expected)
+    assert_frequencies(policy, state, clients, 2, expected, trials=5000)
+
+
+@pytest.mark.parametrize(("budget", "alpha1", "alpha3"), [(3, 0.25, 0.3), (4, 0.0, 0.5), (3, 0.5, 1.0), (2, 0.6, 0.1)])
+def test_cohorts_follow_the_reference(budget, alpha1, alpha3):
+    clients, losses = table([1, 4, 9, 1, 4, 25, 1]), np.array([2.1, 1.0, 0.5, 0.1, 0.65, 0.32, 1.4])
+    options = {"alpha1": alpha1, "alpha2": 0.8, "alpha3": alpha3}
+    policy = policies.get("afl", **options)
+    state = seen_by_all(policy, clients, losses)
+    expected = inclusion_reference(losses * np.sqrt(clients.num_examples), budget, **options)
+    assert expected.sum() == pytest.approx(budget)
+    assert_frequencies(policy, state, clients, budget, expected, trials=2000)
 
 
 @pytest.mark.parametrize(

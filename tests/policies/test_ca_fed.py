@@ -12,40 +12,10 @@ from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Signal
 from fedpick.core.session import Session
 from fedpick.core.types import Clients, Outcome, RoundContext
-from fedpick.policies.ca_fed import CAFed, gaps, included_clients
+from fedpick.policies.ca_fed import CAFed, gaps, included_clients, included_clients_reference
 from fedpick.policies.unbiased import Unbiased
 from fedpick.testing import CHECKS
-
-
-def proxy(q: np.ndarray, alpha: np.ndarray, gap: np.ndarray, pi: np.ndarray, kappa2: float) -> float:
-    """Equation 20 as printed, over dense vectors."""
-    p = pi * q / (pi * q).sum()
-    distance = 0.5 * np.abs(alpha - p).sum()
-    return float(gap @ p + 4 * kappa2 * distance**2 * gap.max())
-
-
-def naive_pass(q, alpha, gap, pi, sort_key, kappa2, tau):
-    """Lines 13 to 22 of algorithm 1, with a strict threshold and a set that is never empty.
-
-    Also returns how close the closest decision was, because rounding may decide those either way.
-    """
-    epsilon, closest = proxy(q, alpha, gap, pi, kappa2), np.inf
-    for k in sorted(range(len(q)), key=lambda client: (-sort_key[client], client)):
-        if q[k] == 0 or np.count_nonzero(q) == 1:
-            continue
-        without = q.copy()
-        without[k] = 0
-        epsilon_without = proxy(without, alpha, gap, pi, kappa2)
-        closest = min(closest, abs(epsilon - epsilon_without - tau))
-        if epsilon - epsilon_without > tau:
-            q, epsilon = without, epsilon_without
-    return q, closest
-
-
-def naive(alpha, gap, correlation, pi, kappa2, tau):
-    q, closest = naive_pass(alpha / pi, alpha, gap, pi, np.abs(correlation), kappa2, tau)
-    q, closest_second = naive_pass(q, alpha, gap, pi, -pi, kappa2, tau)
-    return q > 0, min(closest, closest_second)
+from fedpick.theory.ca_fed import round_error
 
 
 def random_problem(rng: np.random.Generator) -> dict[str, Any]:
@@ -69,29 +39,57 @@ def random_problem(rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def test_the_passes_equal_the_naive_algorithm_on_a_thousand_problems():
+def test_the_passes_equal_the_reference_on_a_thousand_problems():
     rng = np.random.default_rng(2024)
     decisive = dropped = stopped = 0
     for _ in range(1000):
         problem = random_problem(rng)
-        wanted, closest = naive(*list(problem.values())[:4], problem["kappa2"], problem["tau"])
         got = included_clients(**problem)
         assert got.any()
-        if closest < 1e-12:
+        # A decision this close to the threshold is left to rounding.
+        above, below = (
+            included_clients_reference(**{**problem, "tau": problem["tau"] + shift}) for shift in (1e-12, -1e-12)
+        )
+        if not np.array_equal(above, below):
             continue
         decisive += 1
-        np.testing.assert_array_equal(got, wanted)
+        np.testing.assert_array_equal(got, above)
         order = np.argsort(-np.abs(problem["correlation"]), kind="stable")
         dropped += not got.all()
-        stopped += bool(np.any(np.diff((~got[order]).astype(int)) > 0))  # dropped somebody after keeping somebody
+        stopped += bool(np.any(np.diff((~got[order]).astype(int)) > 0))  # a client was dropped after one that stayed
     # The comparison means something: few ties, many problems with drops, many where the drops are no prefix.
     assert decisive > 850
     assert dropped > 400
     assert stopped > 300
 
 
+def test_three_clients_by_hand():
+    # alpha = 1/3 each, gaps 3, 0, 0, so Gamma' = 3; 4 kappa2 = 1. With all clients the proxy is 1.
+    # Without client 0 it is 0 + (1/3)^2 * 3 = 1/3: a fall of 2/3. Without client 1 it would be 3/2 + 1/3.
+    problem = {
+        "importance": np.full(3, 1 / 3),
+        "gap": np.array([3.0, 0.0, 0.0]),
+        "correlation": np.array([0.1, 0.2, 0.3]),
+        "availability": np.array([0.9, 0.5, 0.2]),
+        "kappa2": 0.25,
+    }
+    for form in (included_clients, included_clients_reference):
+        np.testing.assert_array_equal(form(**problem, tau=0.66), [False, True, True])
+        np.testing.assert_array_equal(form(**problem, tau=0.67), [True, True, True])
+
+
+@pytest.mark.parametrize("block", [1, 2, 5])
+def test_clients_that_the_bound_rules_out_would_stay_anyway(block, monkeypatch):
+    rng = np.random.default_rng(7)
+    problems = [random_problem(rng) for _ in range(300)]
+    whole = [included_clients(**problem) for problem in problems]
+    monkeypatch.setattr("fedpick.policies.ca_fed._BLOCK", block)
+    for problem, wanted in zip(problems, whole, strict=True):
+        np.testing.assert_array_equal(included_clients(**problem), wanted)
+
+
 def one_by_one(importance, gap, correlation, availability, kappa2):
-    """The passes with running sums and no blocks, for problems too large for the naive form."""
+    """The passes with running sums and no blocks, for problems too large for the reference."""
     included, penalty = np.ones(len(gap), dtype=bool), 4 * kappa2 * gap.max()
     kept, weighted = 1.0, float(importance @ gap)
     for order in (np.argsort(-np.abs(correlation), kind="stable"), np.argsort(availability, kind="stable")):
@@ -106,7 +104,7 @@ def one_by_one(importance, gap, correlation, availability, kappa2):
 @pytest.mark.parametrize("order", ["random", "falling gaps", "rising gaps"])
 @pytest.mark.parametrize("kappa2", [0.1, 1.0])
 def test_blocks_decide_as_one_client_after_the_other(order, kappa2):
-    # Rising gaps creep along the threshold: the blocks cannot be settled by guessing and fall back to the plain loop.
+    # Rising gaps stay close to the threshold throughout.
     rng = np.random.default_rng(4)
     alpha, gap = rng.random(10_000), rng.exponential(size=10_000)
     key = {"random": rng.random(10_000), "falling gaps": gap, "rising gaps": gap.max() - gap}[order]
@@ -308,7 +306,8 @@ def test_diagnostics_are_the_two_terms_of_the_proxy():
     pi = (masks.sum(axis=0) + 1) / (12 + 2)
     weights = np.where(mask, 0.0, clients.importance / pi)
     total = last.diagnostics["epsilon_opt"] + last.diagnostics["epsilon_bias"]
-    assert total == pytest.approx(proxy(weights, clients.importance, gaps(session.state), pi, 0.05))
+    expected = round_error(clients.importance, weights, pi, gaps(session.state), kappa2=0.05)
+    assert total == pytest.approx(expected.total)
     assert last.diagnostics["gamma"] == gaps(session.state).max()
 
 

@@ -12,17 +12,10 @@ import pytest
 import fedpick
 from fedpick import Clients, Outcome, Session, Signal
 from fedpick.core.errors import InvalidInput, MissingSignal
-from fedpick.policies._cohort_search import best_cohort
-from fedpick.policies._graph import Graph, GraphRule, build_graph
+from fedpick.policies._cohort_search import best_cohort, objectives_reference
+from fedpick.policies._graph import Graph, GraphRule, build_graph, distances_reference
+from fedpick.policies.fedgs import cohort_reference
 from fedpick.testing import check_policy
-
-
-def all_objectives(values, pair, subsets):
-    """The objective of every subset, (number of subsets,)."""
-    total = values[subsets].sum(axis=1)
-    for first, second in itertools.combinations(range(subsets.shape[1]), 2):
-        total += pair[subsets[:, first], subsets[:, second]]
-    return total
 
 
 def random_distances(rng, count, kind):
@@ -52,9 +45,9 @@ def random_problem(rng, count, size, kind, num_clients=30):
 def gap_to_optimum(rng, count, size, kind, subsets):
     """(how far the solver is from the optimum, the objective's range)."""
     values, pair = random_problem(rng, count, size, kind)
-    objectives = all_objectives(values, pair, subsets)
+    objectives = objectives_reference(values, pair, subsets)
     found = best_cohort(values, np.arange(count), pair, size, rng)
-    direct = all_objectives(values, pair, found.positions[None, :])[0]
+    direct = objectives_reference(values, pair, found.positions[None, :])[0]
     assert found.objective == pytest.approx(direct, abs=1e-12)
     assert len(set(found.positions.tolist())) == size
     return objectives.max() - direct, np.ptp(objectives)
@@ -95,7 +88,7 @@ def test_solver_works_on_prototypes_as_on_clients():
         values = -rng.poisson(1.0, 12) / 10.0
         size = int(rng.integers(2, 12))
         subsets = np.array(list(itertools.combinations(range(12), size)))
-        best = all_objectives(values, pair[np.ix_(prototype, prototype)], subsets).max()
+        best = objectives_reference(values, pair[np.ix_(prototype, prototype)], subsets).max()
         assert best_cohort(values, prototype, pair, size, rng).objective == pytest.approx(best)
 
 
@@ -138,30 +131,42 @@ def play(session, rounds, budget, available=None, completed=True, measure=None):
 
 @pytest.mark.parametrize("objective", ["mean-distance", "paper"])
 @pytest.mark.parametrize("graph", ["paper", "code"])
-def test_policy_maximises_the_objective_of_the_paper(objective, graph):
-    clients, alpha, total, budget = make_clients(12, seed=4), 2.0, 12, 4
+def test_policy_equals_the_reference(objective, graph):
+    clients, alpha = make_clients(12, seed=4), 2.0
     session = Session(fedpick.policies.get("fedgs", alpha=alpha, objective=objective, graph=graph), clients, seed=3)
     shares = clients.label_histogram / clients.label_histogram.sum(axis=1, keepdims=True)
-    distance = build_graph(shares, GraphRule(variant=graph), 1000).between_clients()
+    distance = distances_reference(shares, GraphRule(variant=graph))
     rng, counts = np.random.default_rng(9), np.zeros(12)
     for index in range(25):
         mask = rng.random(12) < 0.7
         mask[:2] = True
-        selection = session.ask(available=mask, budget=budget)
-        size = min(budget, int(mask.sum()))
-        scores = {}
-        for subset in itertools.combinations(np.flatnonzero(mask), size):
-            chosen = np.zeros(12)
-            chosen[list(subset)] = 1
-            imbalance = 2 * (counts - counts.mean() - size / total) + 1
-            pairs = size * (size - 1) if objective == "mean-distance" else total * (total - 1)
-            scores[subset] = alpha * chosen @ distance @ chosen / pairs - imbalance @ chosen / (total - 1)
-        assert scores[tuple(sorted(selection.clients.tolist()))] == pytest.approx(max(scores.values()), abs=1e-12)
-        assert selection.diagnostics["objective"] == pytest.approx(max(scores.values()), abs=1e-12)
+        selection = session.ask(available=mask, budget=4)
+        size = len(selection.clients)
+        assert size == min(4, mask.sum())
+        options = {"alpha": alpha, "objective": objective}
+        _, best = cohort_reference(counts, distance, mask, 4, **options)
+        _, ours = cohort_reference(counts, distance, np.isin(np.arange(12), selection.clients), size, **options)
+        assert ours == pytest.approx(best, abs=1e-12)
+        assert selection.diagnostics["objective"] == pytest.approx(best, abs=1e-12)
         counts[selection.clients] += 1
         assert selection.diagnostics["count_variance"] == pytest.approx(counts.var(ddof=1))
         session.tell(Outcome(index=index, clients=selection.clients, completed=rng.random(size) < 0.5))
     np.testing.assert_array_equal(session.state.counts, counts)  # selections, not completions
+
+
+def test_equation_14_by_hand():
+    # N = 3, m = 2, counts (0, 0, 1): z = 2 (v - 1/3 - 2/3) + 1 = (-1, -1, 1).
+    counts = np.array([0.0, 0.0, 1.0])
+    distance = np.array([[0.0, 0.2, 1.0], [0.2, 0.0, 0.6], [1.0, 0.6, 0.0]])
+    everyone = np.ones(3, dtype=bool)
+    # alpha = 1: 0.2 + 1 = 1.2 for (0, 1), 1 + 0 for (0, 2), 0.6 + 0 for (1, 2).
+    cohort, value = cohort_reference(counts, distance, everyone, 2, alpha=1.0, objective="mean-distance")
+    assert (cohort.tolist(), value) == ([0, 1], pytest.approx(1.2))
+    # alpha = 2: 0.4 + 1 against 2 + 0. As printed, the diversity of a pair is 2 h / (N (N - 1)) = h / 3.
+    cohort, value = cohort_reference(counts, distance, everyone, 2, alpha=2.0, objective="mean-distance")
+    assert (cohort.tolist(), value) == ([0, 2], pytest.approx(2.0))
+    cohort, value = cohort_reference(counts, distance, everyone, 2, alpha=2.0, objective="paper")
+    assert (cohort.tolist(), value) == ([0, 1], pytest.approx(2 * 0.2 / 3 + 1))
 
 
 def test_alpha_zero_is_the_sort():
@@ -341,9 +346,9 @@ def test_what_it_needs_is_asked_for_at_the_door():
     ("options", "message"),
     [
         ({"alpha": -1.0}, "'alpha' parameter of FedGS must be a finite number of at least 0. Got -1.0"),
-        ({"epsilon": 1.5}, r"'epsilon' .* must be in \[0, 1\]"),
+        ({"epsilon": 1.5}, r"'epsilon' .* must be a number in \[0, 1\]"),
         ({"sigma2": 0.0}, "'sigma2'"),
-        ({"similarity": "label"}, "'similarity' .* one of 'labels', 'features', 'products', 'updates', 'outputs'"),
+        ({"similarity": "label"}, "'similarity' .* must be 'labels', 'features', 'products', 'updates' or 'outputs'"),
         ({"objective": "mean"}, "'objective'"),
         ({"graph": "codes"}, "'graph'"),
         ({"max_prototypes": 0}, "'max_prototypes'"),

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from itertools import permutations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +9,7 @@ from fedpick import Clients, Outcome, Session, Signal, aggregation_weights, poli
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.types import Measurement, RoundContext
+from fedpick.policies.pow_d import inclusion_reference
 from fedpick.testing import check_policy
 
 ASKING = ["pow-d", "cpow-d", "adapow-d"]
@@ -40,26 +39,6 @@ def play_round(policy, clients, losses, budget, *, seed=0, index=0, available=No
     return selection, probes
 
 
-def sequence_probability(order, weights):
-    """Of drawing exactly these clients in this order, one after the other without replacement."""
-    left, probability = weights.sum(), 1.0
-    for client in order:
-        probability *= weights[client] / left
-        left -= weights[client]
-    return probability
-
-
-def exact_inclusion(weights, eligible, candidates, budget, losses=None):
-    """Inclusion probabilities of the paper's three steps, by going through every ordered candidate list."""
-    inclusion = np.zeros(len(weights))
-    masked = np.where(np.isin(np.arange(len(weights)), eligible), weights, 0.0)
-    for order in permutations(eligible, candidates):
-        probability = sequence_probability(order, masked)
-        ranked = sorted(order, key=lambda client: -losses[client]) if losses is not None else order
-        inclusion[list(ranked[:budget])] += probability
-    return inclusion
-
-
 def frequencies(policy, clients, losses, budget, trials, available=None):
     counts = np.zeros(len(clients))
     for seed in range(trials):
@@ -81,7 +60,7 @@ def assert_matches(observed, expected, trials):
 def test_with_as_many_candidates_as_places_it_is_weighted_sampling_without_replacement(name):
     policy = policies.get(name, num_candidates=2)
     losses = np.array([5.0, 1.0, 4.0, 2.0, 3.0])  # must not matter
-    expected = exact_inclusion(SIZES, range(5), 2, 2)
+    expected = inclusion_reference(SIZES, range(5), 2, 2, losses)
     assert expected.sum() == pytest.approx(2)
     observed = frequencies(policy, table(), losses, 2, 3000)
     assert_matches(observed, expected, 3000)
@@ -90,7 +69,7 @@ def test_with_as_many_candidates_as_places_it_is_weighted_sampling_without_repla
 @pytest.mark.parametrize("name", ["pow-d", "cpow-d"])
 def test_between_the_extremes_it_follows_the_three_steps(name):
     losses = np.array([2.0, 5.0, 1.0, 4.0, 3.0])
-    expected = exact_inclusion(SIZES, range(5), 3, 1, losses)
+    expected = inclusion_reference(SIZES, range(5), 3, 1, losses)
     observed = frequencies(policies.get(name, num_candidates=3), table(), losses, 1, 3000)
     assert_matches(observed, expected, 3000)
 
@@ -98,7 +77,7 @@ def test_between_the_extremes_it_follows_the_three_steps(name):
 def test_only_available_clients_are_candidates():
     available = np.array([True, False, True, True, False])
     losses = np.array([1.0, 9.0, 2.0, 3.0, 9.0])
-    expected = exact_inclusion(SIZES, [0, 2, 3], 2, 1, losses)
+    expected = inclusion_reference(SIZES, [0, 2, 3], 2, 1, losses)
     observed = frequencies(policies.get("pow-d", num_candidates=2), table(), losses, 1, 4000, available)
     assert_matches(observed, expected, 4000)
     assert observed[[1, 4]].sum() == 0
@@ -175,6 +154,13 @@ def test_five_clients_by_hand():
     assert selection.diagnostics == {"candidates": 5, "candidate_loss": 3.0, "cohort_loss": 4.0}
     weights = aggregation_weights(selection, np.array([True, False, True]), clients)
     np.testing.assert_allclose(weights, [0.5, 0.0, 0.5])
+
+
+def test_the_reference_by_hand():
+    # Candidates 0 and 1 come as (0, 1): 1/4 * 1/3, or as (1, 0): 1/4 * 1/3; and so on with p = (1, 1, 2) / 4.
+    # (0, 1) 1/12, (0, 2) 1/6, (1, 0) 1/12, (1, 2) 1/6, (2, 0) 1/4, (2, 1) 1/4. Losses fall from client 0 to client 2.
+    inclusion = inclusion_reference(np.array([1.0, 1.0, 2.0]), range(3), 2, 1, np.array([3.0, 2.0, 1.0]))
+    np.testing.assert_allclose(inclusion, [7 / 12, 5 / 12, 0.0])
 
 
 # Silence, ties, questions

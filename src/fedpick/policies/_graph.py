@@ -3,16 +3,18 @@
     features -> similarity V_ij (eqs. 10-12) -> edges R_ij -> shortest paths H_ij (Floyd-Warshall or Dijkstra)
 
 `rule.variant` "paper": V is the inner product of the features, scaled to [0, 1] by the smallest and the largest value
-of any pair (appendix C), or max(cosine, 0) for what models reveal (eqs. 11, 12); an edge exp(-V / sigma^2) where V >=
-epsilon. `"code"`: what the authors' program computes: the cosine throughout, scaled with 0 among the values, an edge
-exp(-V^2 / 0.1) where V > 0.01.
+of any pair (appendix C), or max(cosine, 0) for vectors that come from models (eqs. 11, 12). An edge has the length
+exp(-V / sigma^2) and exists if V >= epsilon. `"code"`: what the authors' program computes. V is the cosine throughout,
+scaled with 0 among the values. An edge has the length exp(-V^2 / 0.1) and exists if V > 0.01.
 
-The paper leaves open: distances are divided by the largest finite one; a pair without a path is at distance 1, the
-largest there is. Where all pairs are equally similar, they are all at the same distance, 1.
+The paper leaves open how distances are scaled. Here they are divided by the largest finite one, and a pair without a
+path is at distance 1. If all pairs are equally similar, all are at distance 1.
 
 Clients of one prototype are copies of one node, joined by an edge like any other pair. No shortest path between two
-prototypes visits a second copy, so paths among prototypes are exact; two copies are as far apart as their edge, or as a
+prototypes visits a second copy, so paths among prototypes are exact. The distance of two copies is their edge or a
 detour over another node, whichever is shorter.
+
+`distances_reference` is the same on all N clients, without prototypes: the definition that the tests compare with.
 """
 
 from __future__ import annotations
@@ -27,7 +29,16 @@ from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.policies._prototypes import merge
 
-__all__ = ["Graph", "GraphRule", "build_graph", "edge_weights", "graph_of_similarities", "scaled", "similarities"]
+__all__ = [
+    "Graph",
+    "GraphRule",
+    "build_graph",
+    "distances_reference",
+    "edge_weights",
+    "graph_of_similarities",
+    "scaled",
+    "similarities",
+]
 
 
 _CODE_EPSILON = 0.01
@@ -61,7 +72,7 @@ class Graph:
     """(P, P) in [0, 1], symmetric; the diagonal is the distance of two clients of the same prototype."""
 
     def mean_distance(self) -> float:
-        """The mean over all pairs of clients; 1 where there is no pair."""
+        """The mean over all pairs of clients; 1 if there is no pair."""
         count = len(self.prototype)
         if count < 2:
             return 1.0
@@ -70,7 +81,7 @@ class Graph:
         return float(total / (count * (count - 1)))
 
     def between_clients(self) -> FloatArray:
-        """(N, N) distances of all pairs, 0 on the diagonal: for pictures and analysis of a few clients."""
+        """(N, N) distances of all pairs, 0 on the diagonal: for analysis of small federations."""
         dense = self.distance[np.ix_(self.prototype, self.prototype)]
         np.fill_diagonal(dense, 0.0)
         return dense
@@ -85,11 +96,36 @@ def build_graph(features: FloatArray, rule: GraphRule, max_prototypes: int) -> G
     return Graph(prototypes.member, _distances(values, prototypes.multiplicity, rule))
 
 
+def distances_reference(features: FloatArray, rule: GraphRule) -> FloatArray:
+    """(N, N) distances by equations 10 to 12, appendix C and Floyd-Warshall. The similarities must not be all equal."""
+    similarity = features @ features.T
+    if rule.uses_directions:
+        length = np.linalg.norm(features, axis=1)
+        similarity = similarity / np.where(np.outer(length, length) > 0, np.outer(length, length), 1.0)
+    if rule.variant == "paper" and rule.cosine:
+        similarity = np.maximum(similarity, 0.0)
+    else:
+        pairs = similarity[~np.eye(len(features), dtype=bool)]
+        low, high = pairs.min(), pairs.max()
+        if rule.variant == "code":
+            low, high = min(low, 0.0), max(high, 0.0)
+        similarity = (similarity - low) / (high - low)
+    if rule.variant == "code":
+        path = np.where(similarity > _CODE_EPSILON, np.exp(-(similarity**2) / _CODE_SIGMA2), np.inf)
+    else:
+        path = np.where(similarity >= rule.epsilon, np.exp(-similarity / rule.sigma2), np.inf)
+    np.fill_diagonal(path, 0.0)
+    for k in range(len(path)):
+        path = np.minimum(path, path[:, [k]] + path[[k], :])
+    path /= path[np.isfinite(path)].max()
+    return np.where(np.isfinite(path), path, 1.0)
+
+
 def graph_of_similarities(values: FloatArray, rule: GraphRule) -> Graph:
-    """The graph of N clients whose (N, N) similarities are known, such as from a protocol that hides the features."""
+    """The graph of N clients from their (N, N) similarities, for instance from a protocol that hides the features."""
     symmetric = (values + values.T) / 2
     if rule.uses_directions:
-        # A product with oneself is the squared length: what makes products into cosines.
+        # The product of a client with itself is its squared length, which turns products into cosines.
         lengths = np.sqrt(np.maximum(np.diagonal(symmetric), 0.0))
         unknown = np.flatnonzero((lengths == 0) & (symmetric != 0).any(axis=1))
         if len(unknown):
@@ -113,9 +149,9 @@ def similarities(features: FloatArray, rule: GraphRule) -> FloatArray:
 
 
 def scaled(values: FloatArray, multiplicity: IntArray, rule: GraphRule) -> FloatArray:
-    """V in [0, 1]. The diagonal counts only where it stands for a real pair, two clients of one prototype."""
+    """V in [0, 1]. A diagonal entry counts only if it is a real pair: two clients of one prototype."""
     if rule.variant == "paper" and rule.cosine:
-        return values  # max(cosine, 0) is in [0, 1] as it is
+        return values  # max(cosine, 0) is in [0, 1] already
     pairs = ~np.eye(len(values), dtype=bool) | np.diag(multiplicity > 1)
     low, high = values.min(where=pairs, initial=np.inf), values.max(where=pairs, initial=-np.inf)
     if rule.variant == "code":
@@ -127,10 +163,10 @@ def scaled(values: FloatArray, multiplicity: IntArray, rule: GraphRule) -> Float
 
 
 def edge_weights(similarity: FloatArray, rule: GraphRule) -> FloatArray:
-    """R off the diagonal, inf where there is no edge; the diagonal is the edge between two copies of a node.
+    """R off the diagonal, inf for a missing edge. The diagonal is the edge between two copies of a node.
 
-    A common factor of R drops out when distances are scaled, so the longest edge is given the weight 1: that leaves
-    more room before the short ones underflow.
+    A common factor of R cancels when distances are scaled, so the longest edge has the weight 1: the short ones then
+    underflow later.
     """
     if rule.variant == "code":
         joined, exponent = similarity > _CODE_EPSILON, -(similarity**2) / _CODE_SIGMA2
@@ -138,7 +174,7 @@ def edge_weights(similarity: FloatArray, rule: GraphRule) -> FloatArray:
         joined, exponent = similarity >= rule.epsilon, -similarity / rule.sigma2
     longest = exponent.max(where=joined, initial=-np.inf)
     weight = np.exp(np.minimum(exponent - longest, 0.0)) if joined.any() else np.ones_like(exponent)
-    # A weight that does underflow must not vanish: an entry of 0 is no edge.
+    # A weight must not underflow to 0: an entry of 0 is a missing edge.
     return np.where(joined, np.maximum(weight, np.finfo(np.float64).tiny), np.inf)
 
 
@@ -146,13 +182,13 @@ def _distances(values: FloatArray, multiplicity: IntArray, rule: GraphRule) -> F
     weights = edge_weights(scaled(values, multiplicity, rule), rule)
     between = weights.copy()
     np.fill_diagonal(between, np.inf)
-    # Sparse, though it may be full: SciPy takes entries of a dense graph below 1e-8 for missing edges, and exp(-V /
-    # sigma^2) is far smaller where clients are alike.
+    # A sparse matrix, even if it is full: in a dense graph SciPy treats entries below 1e-8 as missing edges, and
+    # exp(-V / sigma^2) is far smaller for similar clients.
     linked = np.nonzero(np.isfinite(between))
     edges = csr_array((between[linked], linked), shape=between.shape)
     distance: FloatArray = shortest_path(edges, method="auto", directed=False)
     copies = np.minimum(np.diagonal(weights), (between + distance).min(axis=1))
-    # Single clients have no copy: their diagonal must not take part in the scaling.
+    # A single client has no copy: its diagonal entry must not take part in the scaling.
     np.fill_diagonal(distance, np.where(multiplicity > 1, copies, np.inf))
     finite = np.isfinite(distance)
     largest = distance.max(where=finite, initial=0.0)

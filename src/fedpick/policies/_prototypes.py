@@ -1,9 +1,9 @@
-"""Prototypes: clients that look (nearly) alike share one node of the graph, so that memory is O(N + prototypes^2).
+"""Prototypes: clients with (nearly) equal features share one node of the graph, so that memory is O(N + prototypes^2).
 
-Up to `limit` distinct rows nothing is lost: every distinct row is a prototype. Beyond that, centres are spread over an
-evenly spaced sample of the rows by farthest-first traversal, moved by a few k-means steps, and every client joins the
-nearest one. All of it is a function of the rows alone, without random numbers: a state that is loaded, or a table that
-grew, finds the same prototypes again.
+With up to `limit` distinct rows every distinct row is a prototype, and the graph is exact. With more, farthest-first
+traversal spreads centres over an evenly spaced sample of the rows, a few k-means steps move them, and every client
+joins the nearest centre. The result depends only on the rows, without random numbers: the prototypes are the same after
+a state is loaded.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _SAMPLE_PER_PROTOTYPE = 16
 _SAMPLE_NUMBERS = 4_000_000
 _REFINEMENTS = 3
 # Multiplications per block of rows. Small blocks stay in the cache, and below this size the usual linear algebra
-# libraries do not start threads, which on a busy machine wait for each other far longer than they compute.
+# libraries do not start threads, which on a busy machine wait longer than they compute.
 _BLOCK_WORK = 2**18
 
 
 @dataclass(frozen=True)
 class Prototypes:
-    """Which clients share a node, and what that node looks like."""
+    """The prototype of every client, and the features of every prototype."""
 
     member: IntArray
-    """(N,) the prototype of each client; where nothing was merged, client k is prototype k."""
+    """(N,) the prototype of each client; if all rows are distinct and nothing is merged, client k is prototype k."""
     centre: FloatArray
     """(P, F)"""
     multiplicity: IntArray
-    """(P,) how many clients each stands for."""
+    """(P,) number of clients of each prototype."""
 
 
 def merge(rows: FloatArray, limit: int) -> Prototypes:

@@ -1,34 +1,35 @@
-"""CA-Fed (Rodio et al. 2024): leave out clients that slow the training down more than their absence biases the model.
+"""CA-Fed (Rodio et al. 2024): drop clients that slow the training down more than their absence biases the model.
 
 Algorithm 1, round t, in our names:
  1. Every available client reports its loss on one mini-batch (line 3). The estimate of its loss keeps the share
     `smoothing` of its old value and takes the rest from the report, F_k = smoothing * old + (1 - smoothing) * report
-    (equation 17); F_k* is the smallest F_k so far. The gap of a client is F_k - F_k*, Gamma' the largest gap of all.
- 2. pi_k (availability) and lambda_k (correlation) are updated with the mask of this round (line 4): what is used in
-    round t *includes* round t.
- 3. Everybody starts with the weight q_k = alpha_k / pi_k (line 5). Two greedy passes go over *all* clients, the first
-    by |lambda_k| descending (line 6), the second by pi_k ascending (line 7), equal ones by index. A client is dropped,
-    q_k = 0, if the proxy of the total error (equation 20)
+    (equation 17). F_k* is the smallest F_k so far. The gap of a client is F_k - F_k*, Gamma' the largest gap of all.
+ 2. pi_k (availability) and lambda_k (correlation) are updated with the mask of this round (line 4). The estimates used
+    in round t include round t.
+ 3. Every client starts with the weight q_k = alpha_k / pi_k (line 5). Two greedy passes go over *all* clients: the
+    first by |lambda_k| descending (line 6), the second by pi_k ascending (line 7), equal ones by index. A client is
+    dropped, q_k = 0, if the proxy of the total error (equation 20)
 
         epsilon = sum_k p_k gap_k + 4 kappa2 d_TV(alpha, p)^2 Gamma',    p_k = pi_k q_k / sum_h pi_h q_h
 
-    falls by more than `tau`; a client that stays does not end the pass.
+    falls by more than `tau`. The pass goes on after a client that stays.
  4. The available clients that are left train, with the weights q_k as they are: not normalised.
 
-With q_k = alpha_k / pi_k a client that is left has p_k = alpha_k / A, A the sum of alpha over those left. So
-d_TV = 1 - A, the first term is S / A with S the sum of alpha_k gap_k over those left, and trying to drop client k
-changes epsilon by a formula in (A, S, alpha_k, gap_k): a pass costs one sort and O(1) per client instead of O(N).
+`included_clients_reference` is step 3 as printed. `included_clients` gives the same faster: with q_k = alpha_k / pi_k a
+client that is left has p_k = alpha_k / A, A being the sum of alpha over the clients left. So d_TV = 1 - A, the first
+term is S / A with S the sum of alpha_k gap_k over the clients left, and dropping client k changes epsilon by a formula
+in (A, S, alpha_k, gap_k). A pass costs one sort and O(1) per client instead of O(N).
 
-Choices where the paper is silent or contradicts itself: the proxy must fall by *strictly* more than tau (the text;
-the listing's >= drops everybody while all gaps are still 0); `smoothing` is 1 minus equation 17's beta (the
-experiments' "beta = 0" only makes sense so); a client never measured has the mean gap of those measured; the last
-client of positive importance is never dropped; a budget below the number left means a uniform sample of that size,
-with weights grown by left / budget, so that the expected step stays; a gap below 0 (only possible with given minima)
+Choices where the paper is silent or contradicts itself. The proxy must fall by *strictly* more than tau: the text says
+so, and the listing's >= drops all clients while all gaps are still 0. `smoothing` is 1 minus equation 17's beta: only
+then does "beta = 0" of the experiments make sense. A client never measured has the mean gap of those measured. The last
+client of positive importance is never dropped. A budget below the number left means a uniform sample of that size, with
+weights multiplied by left / budget, so that the expected step stays. A gap below 0, which only given minima can cause,
 counts as 0.
-Deviations: the authors' code has no factor 4 (its bias_const = 1 is kappa2 = 0.25 here), drops on ties, takes the
-loss over the whole local test split (batch_size=None asks for the whole local data), F_k* from models fitted in
-advance (minimum_loss=[...]; for images its fit fails and leaves 0: minimum_loss="zero"), and gives whoever is not there
-in the first round the mean loss of those who are, for as long as it stays away (unmeasured="first-mean").
+Deviations of the authors' code: it has no factor 4 (its bias_const = 1 is kappa2 = 0.25 here), drops on ties, and takes
+the loss over the whole local test split (batch_size=None asks for the whole local data). F_k* comes from models fitted
+in advance (minimum_loss=[...]); for images its fit fails and leaves 0 (minimum_loss="zero"). A client that is absent in
+the first round has the mean loss of the clients present, until it is measured (unmeasured="first-mean").
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ from fedpick.policies._estimates import (
     sample_within_budget,
 )
 
-__all__ = ["CAFed", "CAFedState"]
+__all__ = ["CAFed", "CAFedState", "gaps", "included_clients", "included_clients_reference"]
 
-# Above this the diagnostics do not list who is excluded: one flag per client and round would fill the logs.
+# With more clients the diagnostics do not list the excluded ones: one flag per client and round would fill the logs.
 _MASK_LIMIT = 5000
 # Clients of a pass that are filtered at once. At a million clients the filter halves the time of the plain loop.
 _BLOCK = 4096
@@ -69,7 +70,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CAFedState(AvailabilityCounts):
-    """The masks counted so far, and what is known of every client's loss."""
+    """The masks counted so far, and the estimate of every client's loss."""
 
     loss: FloatArray = per_client()
     """(N,) smoothed loss of the global model; NaN: never measured."""
@@ -82,20 +83,20 @@ class CAFedState(AvailabilityCounts):
 @final
 @dataclass(frozen=True, kw_only=True)
 class CAFed(Policy[CAFedState]):
-    """Drops clients whose rare or bursty presence costs more than their absence biases; the rest stay unbiased.
+    """Drops clients whose rare or bursty presence costs more than their absence biases; weights the rest unbiased.
 
     Args:
         kappa2: weight of the bias error; large keeps more clients, infinite keeps all (then it is `unbiased`).
         tau: a client is dropped if the proxy falls by strictly more than this.
         smoothing: share of the old loss estimate that is kept, in [0, 1).
-        estimates: where pi_k and lambda_k come from: "bayes", "bayes-chain" or "oracle".
+        estimates: the source of pi_k and lambda_k: "bayes", "bayes-chain" or "oracle".
         prior: pseudo-counts of the beta priors, for either outcome.
         batch_size: size of the mini-batch on which a client reports its loss; None: its whole data.
         minimum_loss: F_k*: "running" (the smallest estimate so far), "zero", or one value per client, fitted in
-            advance; clients beyond the end of the values, or with NaN, use the running minimum.
-        unmeasured: what counts for a client that was never measured: "mean-gap", the mean gap of those measured, as it
-            changes; or "first-mean", the mean loss in the first round in which somebody answered. That one grows stale
-            while the others' losses fall, so with minimum_loss="zero" clients that stay away are excluded.
+            advance. Clients beyond the end of the values, or with NaN, use the running minimum.
+        unmeasured: the gap of a client that was never measured: "mean-gap" is the current mean gap of those measured;
+            "first-mean" uses the mean loss in the first round with an answer. That one stays while the others' losses
+            fall, so with minimum_loss="zero" clients that stay away are excluded.
     """
 
     kappa2: float = 1.0
@@ -124,11 +125,11 @@ class CAFed(Policy[CAFedState]):
 
     @property
     def needs(self) -> frozenset[Signal]:
-        """A loss from every available client; the truth about availability, with an oracle."""
+        """A loss from every available client; the true availability and correlation, with estimates="oracle"."""
         return frozenset({Signal.LOSS}) | oracle_signals(self, Signal.AVAILABILITY, Signal.CORRELATION)
 
     def init(self, clients: Clients, rng: np.random.Generator) -> CAFedState:
-        """Nothing seen yet; a newcomer has no history and, until it is measured, the mean gap of the others."""
+        """No client is measured yet. A newcomer has the mean gap of the others until it is measured."""
         count = len(clients)
         unknown = np.full(count, np.nan)
         return CAFedState(**no_counts(count), loss=unknown, lowest=unknown, given=self._given_minima(count))
@@ -146,7 +147,7 @@ class CAFed(Policy[CAFedState]):
         return minima
 
     def probe(self, state: CAFedState, context: RoundContext, rng: np.random.Generator) -> tuple[Probe, ...]:
-        """Ask everybody available for the loss; a round without a budget only watches who is there."""
+        """Ask all available clients for the loss. A round with budget 0 only counts the mask."""
         if context.budget == 0:
             return ()
         return (Probe(clients=np.flatnonzero(context.available), batch_size=self.batch_size),)
@@ -154,7 +155,7 @@ class CAFed(Policy[CAFedState]):
     def select(
         self, state: CAFedState, context: RoundContext, rng: np.random.Generator
     ) -> tuple[Selection, CAFedState]:
-        """Update every estimate, run the two passes over all clients, take those left that are available."""
+        """Update the estimates, run the two passes over all clients, take the clients left that are available."""
         state = self._with_losses(count_mask(self, state, context), context)
         availability = availability_of(self, state, context)
         gap = gaps(state)
@@ -178,7 +179,7 @@ class CAFed(Policy[CAFedState]):
         return selection, state
 
     def _with_losses(self, state: CAFedState, context: RoundContext) -> CAFedState:
-        """Equation 17 for those who answered; everybody else keeps the old estimate."""
+        """Equation 17 for the clients that answered; the others keep the old estimate."""
         if not context.measurements:
             return state
         answered = ~np.isnan(context.measurements[0].values)
@@ -200,7 +201,7 @@ class CAFed(Policy[CAFedState]):
         largest = float(gap.max())
         diagnostics: dict[str, Any] = {
             "epsilon_opt": float(importance[included] @ gap[included] / kept),
-            # Infinite kappa2 excludes nobody: the bias is 0, not infinity times 0.
+            # Infinite kappa2 excludes no client: the bias is 0, not infinity times 0.
             "epsilon_bias": 4 * self.kappa2 * distance**2 * largest if distance > 0 else 0.0,
             "total_variation": distance,
             "gamma": largest,
@@ -213,7 +214,7 @@ class CAFed(Policy[CAFedState]):
 
 
 def gaps(state: CAFedState) -> FloatArray:
-    """F_k - F_k*, (N,): at least 0, and the mean of those measured where nothing was measured."""
+    """F_k - F_k*, (N,), at least 0; the mean of those measured for a client that was not."""
     minimum = np.where(np.isnan(state.given), state.lowest, state.given)
     gap = np.maximum(state.loss - minimum, 0.0)
     measured = ~np.isnan(gap)
@@ -230,7 +231,7 @@ def included_clients(
     kappa2: float,
     tau: float,
 ) -> BoolArray:
-    """Who is left after the pass by correlation and the pass by availability, (N,); never empty.
+    """Which clients are left after the pass by correlation and the pass by availability, (N,); never none.
 
     >>> included_clients(np.full(4, 0.25), np.array([1.0, 0.1, 0.1, 0.1]), np.array([0.9, 0.8, 0.0, 0.0]),
     ...                  np.full(4, 0.5), kappa2=0.5, tau=0.0)
@@ -239,7 +240,7 @@ def included_clients(
     included = np.ones(len(importance), dtype=np.bool_)
     largest = float(gap.max())
     if largest <= 0 or np.isinf(kappa2):
-        return included  # the first term is 0 already, or any bias is infinitely bad
+        return included  # the first term is 0 already, or any bias costs infinitely much
     share = importance / importance.sum()
     # The decrease depends on gap_k minus the mean gap only. Measured from the smallest gap, equal gaps are exactly 0,
     # so that rounding never drops a client in a tie.
@@ -248,6 +249,33 @@ def included_clients(
         left = np.flatnonzero(included)
         candidates = left[np.argsort(key[left], kind="stable")]
         included[_dropped(candidates, share, excess, included, penalty=4 * kappa2 * largest, tau=tau)] = False
+    return included
+
+
+def included_clients_reference(
+    importance: FloatArray,
+    gap: FloatArray,
+    correlation: FloatArray,
+    availability: FloatArray,
+    *,
+    kappa2: float,
+    tau: float,
+) -> BoolArray:
+    """Lines 5 to 22 of algorithm 1 as printed, with equation 20 from scratch for every client: O(N^2)."""
+
+    def proxy(weights: FloatArray) -> float:
+        p = availability * weights / (availability @ weights)  # equation 4
+        distance = 0.5 * np.abs(importance - p).sum()
+        return float(p @ gap + 4 * kappa2 * distance**2 * gap.max())  # equation 20
+
+    weights = importance / availability  # line 5
+    for key in (-np.abs(correlation), availability):  # lines 6 and 7
+        for k in np.argsort(key, kind="stable"):
+            without = weights.copy()
+            without[k] = 0.0
+            if weights[k] > 0 and without.any() and proxy(weights) - proxy(without) > tau:
+                weights = without
+    included: BoolArray = (weights > 0) | (importance == 0)
     return included
 
 

@@ -1,7 +1,7 @@
 """FedGS: graph-based sampling under arbitrary availability (Wang et al., AAAI 2023).
 
-Two wishes, weighed by alpha: choose clients that were chosen least often so far, so that nobody's data is overlooked
-because it is rarely reachable; and choose clients whose data differ, so that a cohort resembles the whole population.
+Two goals, weighted by alpha: choose the clients that were chosen least often so far, so that rarely available data is
+not overlooked; and choose clients with different data, so that a cohort resembles the population.
 
 Algorithm, with N clients, m = min(budget, number available), v_k how often client k was selected, h_ij the shortest
 path between i and j in the data-distribution-dependency graph (3DG, eqs. 10-12):
@@ -12,30 +12,32 @@ path between i and j in the data-distribution-dependency graph (3DG, eqs. 10-12)
     objective="mean-distance":  diversity(S) = mean of h_ij over the pairs of S: the scale of the authors' program,
                                 which produced the published results
     objective="paper":          diversity(S) = s'Hs / (N(N-1)), as printed: N(N-1) / (m(m-1)) times weaker, so that
-                                the distances hardly do more than break ties between counts
+                                the distances do little more than break ties between counts
 
-Weights: by num_examples over those who complete (eq. 18). alpha = 0 is pure count balancing, the m smallest counts.
+Weights: by num_examples over the clients that complete (eq. 18). alpha = 0 is pure count balancing, the m smallest
+counts. `cohort_reference` solves equation 14 by enumeration; `_cohort_search` solves it for many clients.
 
 The graph comes from the table of clients ("labels": shares of the labels; "features": any description; "products": row
 k of Clients.features holds the similarities of client k to all N clients, for instance scalar products computed without
-revealing the features, see `fedpick.private`) or from what the clients' models reveal ("updates", "outputs"): those
-clients are asked once, the first time they are available, and the graph grows with them.
+revealing the features, see `fedpick.private`) or from the clients' models ("updates", "outputs"). In the latter case
+each client is probed once, the first time it is available, and the graph grows.
 
 Deviations: the solver is greedy construction and best-improvement swaps from many starts with a limit on work, instead
 of a commercial solver with a limit on time. Counts count selections, and a newcomer starts at the mean count. The paper
-assumes that everybody is available before the first round; here a client whose update or output is not known yet is at
-the mean distance from everybody. Distances are scaled to [0, 1], pairs without a path are at distance 1. More than
+assumes that all clients are available before the first round; here a client whose update or output is not known yet is
+at the mean distance from all others. Distances are scaled to [0, 1], pairs without a path are at distance 1. More than
 `max_prototypes` different feature vectors are merged. Ties are broken at random.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import ClassVar, final
 
 import numpy as np
 
-from fedpick.core.arrays import FloatArray, IntArray
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.state import derived, per_client
@@ -44,7 +46,7 @@ from fedpick.core.validation import choice, number, whole
 from fedpick.policies._cohort_search import best_cohort
 from fedpick.policies._graph import Graph, GraphRule, build_graph, graph_of_similarities
 
-__all__ = ["FedGS", "FedGSState"]
+__all__ = ["FedGS", "FedGSState", "cohort_reference"]
 
 
 _NEEDS = {
@@ -61,19 +63,19 @@ _PROBED = ("updates", "outputs")
 class FedGSState:
     """How often each client was selected, and the graph.
 
-    A graph from the table is recomputed from it; one from probes is kept, with the vectors it was built from.
+    A graph from the table is computed from it again; one from probes is kept, with the vectors it was built from.
     """
 
     known: IntArray
-    """(K,) the clients whose vectors are known, ascending; clients never change their number."""
+    """(K,) the clients whose vectors are known, ascending."""
     vectors: FloatArray
-    """(K, s) what they answered."""
+    """(K, s) their answers."""
     known_prototype: IntArray
-    """(K,)"""
+    """(K,) the prototype of each of them."""
     known_distance: FloatArray
     """(P, P) among the prototypes of the known clients."""
     counts: FloatArray = per_client()
-    """(N,) selections, from where the client started; NaN: joined after the last round, starts at the mean."""
+    """(N,) selections, plus the mean at which a newcomer starts; NaN: joined after the last round."""
     prototype: IntArray = derived()
     """(N,) from the table, empty for a graph from probes."""
     distance: FloatArray = derived()
@@ -89,7 +91,7 @@ class FedGS(Policy[FedGSState]):
         alpha: weight of diversity against balance; 0 balances only.
         epsilon: similarities (in [0, 1]) below it make no edge.
         sigma2: small values let the edges of similar and dissimilar pairs differ more.
-        similarity: what is compared: "labels", "features", "updates", "outputs" or "products".
+        similarity: what the graph is built from: "labels", "features", "updates", "outputs" or "products".
         objective: "mean-distance" or "paper", the scale of the diversity term.
         graph: "paper", or "code" for what the authors' program computes: cosines, edges exp(-V^2 / 0.1), V > 0.01.
         max_prototypes: more different feature vectors than this are merged.
@@ -128,7 +130,7 @@ class FedGS(Policy[FedGSState]):
 
     @property
     def needs(self) -> frozenset[Signal]:
-        """The field of the table, or the probe, that the similarity is computed from; pure balancing needs neither."""
+        """The field of the table, or the probe, that the graph is built from; nothing for alpha = 0."""
         return frozenset({_NEEDS[self.similarity]}) if self.alpha > 0 else frozenset()
 
     @property
@@ -141,7 +143,7 @@ class FedGS(Policy[FedGSState]):
         return GraphRule(variant=self.graph, epsilon=self.epsilon, sigma2=self.sigma2, cosine=cosine)
 
     def init(self, clients: Clients, rng: np.random.Generator) -> FedGSState:
-        """Nobody was selected yet; a graph that comes from the table is built here."""
+        """No client is selected yet. A graph from the table is built here."""
         graph = self._table_graph(clients)
         return FedGSState(
             counts=np.full(len(clients), np.nan),
@@ -157,7 +159,7 @@ class FedGS(Policy[FedGSState]):
         if self._probes:
             return Graph(np.empty(0, dtype=np.int64), np.empty((0, 0)))
         if self.alpha == 0:
-            # Nothing to tell clients apart: one prototype, and the solver takes its best, the smallest counts.
+            # One prototype for all: the solver takes its best candidates, those with the smallest counts.
             return Graph(np.zeros(len(clients), dtype=np.int64), np.zeros((1, 1)))
         if self.similarity == "labels":
             return build_graph(_shares(_given(clients.label_histogram)), self._rule, self.max_prototypes)
@@ -172,7 +174,7 @@ class FedGS(Policy[FedGSState]):
         return graph_of_similarities(features, self._rule)
 
     def probe(self, state: FedGSState, context: RoundContext, rng: np.random.Generator) -> tuple[Probe, ...]:
-        """Ask available clients whose vector is not known yet; those who do not answer are asked again."""
+        """Ask the available clients whose vector is not known. A client that does not answer is asked again."""
         if not self._probes:
             return ()
         unknown = context.available.copy()
@@ -207,12 +209,12 @@ class FedGS(Policy[FedGSState]):
         return Selection(clients=chosen, diagnostics=diagnostics), replace(state, counts=counts)
 
     def _pair_weight(self, size: int, total: int) -> float:
-        """What one unordered pair's distance counts for."""
+        """The factor of one unordered pair's distance in the objective."""
         pairs = size * (size - 1) if self.objective == "mean-distance" else total * (total - 1)
         return 2 * self.alpha / pairs if pairs else 0.0
 
     def _graph_of(self, state: FedGSState, total: int) -> Graph:
-        """The graph of all clients; those not known yet share one more node, at the mean distance from everybody."""
+        """The graph of all clients. Those not known yet share one more node, at the mean distance from all others."""
         if not self._probes:
             return Graph(state.prototype, state.distance)
         known = Graph(state.known_prototype, state.known_distance)
@@ -222,7 +224,7 @@ class FedGS(Policy[FedGSState]):
         return Graph(prototype, distance)
 
     def _with_answers(self, state: FedGSState, measurement: Measurement) -> FedGSState:
-        """Build the graph again with the vectors that came in."""
+        """Build the graph again with the new vectors."""
         values = measurement.values.reshape(len(measurement.clients), -1)
         answered = ~np.isnan(values).any(axis=1)
         if not answered.any():
@@ -245,21 +247,36 @@ class FedGS(Policy[FedGSState]):
         )
 
 
+def cohort_reference(
+    counts: FloatArray, distance: FloatArray, available: BoolArray, budget: int, *, alpha: float, objective: str
+) -> tuple[IntArray, float]:
+    """Equation 14 by enumeration: the best cohort of available clients and its value, for (N, N) distances."""
+    total, size = len(counts), min(budget, int(available.sum()))
+    best: tuple[float, tuple[int, ...]] = (-np.inf, ())
+    for cohort in combinations(np.flatnonzero(available).tolist(), size):
+        chosen = np.isin(np.arange(total), cohort).astype(np.float64)  # s
+        imbalance = 2 * (counts - counts.mean() - size / total) + 1  # z
+        pairs = size * (size - 1) if objective == "mean-distance" else total * (total - 1)
+        diversity = float(chosen @ distance @ chosen) / pairs
+        best = max(best, (alpha * diversity - float(imbalance @ chosen) / (total - 1), cohort))
+    return np.array(best[1], dtype=np.int64), best[0]
+
+
 def _given(field: FloatArray | None) -> FloatArray:
-    if field is None:  # a Session refuses such a table; a policy that is driven by hand ends up here
+    if field is None:  # a session raises at its start; a direct call of init ends here
         raise InvalidInput("FedGS needs the field of Clients that its `needs` names. Got None.")
     return field
 
 
 def _shares(histogram: FloatArray) -> FloatArray:
-    """The share of each label; a client without examples has no label at all."""
+    """The share of each label; all 0 for a client without examples."""
     total = histogram.sum(axis=1, keepdims=True)
     shares: FloatArray = np.divide(histogram, total, out=np.zeros_like(histogram), where=total > 0)
     return shares
 
 
 def _started(counts: FloatArray) -> FloatArray:
-    """Counts in which newcomers stand at the mean of the others, 0 if there are none."""
+    """Counts with newcomers at the mean of the others, or at 0 if all are new."""
     fresh = np.isnan(counts)
     if not fresh.any():
         return counts.copy()
@@ -268,7 +285,7 @@ def _started(counts: FloatArray) -> FloatArray:
 
 
 def _mean_distance(graph: Graph, chosen: IntArray) -> float:
-    """The mean distance within the cohort, 0 where there is no pair."""
+    """The mean distance within the cohort; 0 if there is no pair."""
     if len(chosen) < 2:
         return 0.0
     return Graph(graph.prototype[chosen], graph.distance).mean_distance()

@@ -1,4 +1,4 @@
-"""Power-of-Choice: draw a few candidates, train those on which the model is worst (Cho, Wang, Joshi 2022).
+"""Power-of-Choice: draw some candidates, train those with the largest loss (Cho, Wang, Joshi 2022).
 
 Algorithm (section 4), with m = budget, p_k = importance and d = the number of candidates, m <= d <= K:
 
@@ -6,36 +6,39 @@ Algorithm (section 4), with m = budget, p_k = importance and d = the number of c
 2. learn the loss of the current model for every candidate;
 3. train the m candidates with the largest losses, ties broken at random; the model moves by the plain mean, 1/m.
 
-The variants differ in where the loss comes from and in how d changes:
+The variants differ in the source of the loss and in how d changes:
 
 - `pow-d`     asks every candidate for its loss on all its local data;
 - `cpow-d`    asks for the loss on one mini-batch (algorithm 1 of the appendix);
-- `rpow-d`    asks nothing: it ranks by the mean training loss that a client reported the last time it trained; a client
-              never tried counts as infinite (algorithm 2);
-- `adapow-d`  lets d fall to m, by halving or by one drop, so that the bias of preferring large losses dies out.
+- `rpow-d`    does not ask: it ranks by the mean training loss that a client reported the last time it trained, and a
+              client never tried counts as infinite (algorithm 2);
+- `adapow-d`  lets d fall to m, by halving or by one drop, so that the bias of preferring large losses vanishes.
 
 With d = m all of them are sampling without replacement by p_k; with d = K, `pow-d` is the exact top m. The paper's
-"rand" is the policy `md`.
+"rand" is the policy `md`. `inclusion_reference` gives the probability with which the three steps choose each client.
 
-Options where the authors' supplement differs from the text: `first_round="uniform"` draws the very first cohort
-uniformly, without asking anybody. FedGS's comparison has no candidate draw: `num_candidates="all"`.
+Options where the authors' supplement differs from the text: `first_round="uniform"` draws the first cohort uniformly,
+without asking. FedGS's comparison draws no candidates: `num_candidates="all"`.
 Deviations:
-- where every candidate will train anyway (d = m, or few available) nobody is asked: no answer could change the choice;
-- a client that gave no answer ranks last: it fills up a cohort but never wins a place. If nobody answered, the cohort
-  is a random part of the candidates;
+- if all candidates will train anyway (d = m, or few available), no client is asked: no answer could change the choice;
+- a client that gave no answer ranks last: it may fill up a cohort but never wins a place. If no client answered, the
+  cohort is a random part of the candidates;
 - `rpow-d` spends the infinite value on the first attempt. A client that did not complete its latest attempt counts as
-  the mean of the known losses until it completes again, otherwise clients that died with a large loss are picked for
-  ever; one that completed without ever reporting a usable loss ranks last.
+  the mean of the known losses until it completes again; otherwise a client that failed with a large loss would be
+  picked for ever. A client that completed without ever reporting a usable loss ranks last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.sampling import cumulative, sample_uniform, sample_weighted, top_k
@@ -43,7 +46,7 @@ from fedpick.core.state import derived, per_client
 from fedpick.core.types import Clients, Outcome, Probe, RoundContext, Selection
 from fedpick.core.validation import choice, is_whole, require, whole
 
-__all__ = ["AdaPowD", "CPowD", "PowD", "RPowD"]
+__all__ = ["AdaPowD", "CPowD", "PowD", "RPowD", "inclusion_reference"]
 
 _REFERENCE = """
     @inproceedings{cho2022towards,
@@ -53,15 +56,15 @@ _REFERENCE = """
       year = {2022}
     }"""
 
-# The schedule of the paper's quadratic experiments, for an adapow-d that was given none.
+# The schedule of the paper's quadratic experiments, the default of adapow-d.
 _PAPER_HALVE_EVERY = 5000
 
 
 @dataclass(frozen=True)
 class CandidateState:
-    """What drawing candidates takes: nothing is learnt."""
+    """What drawing candidates needs. Nothing is learned."""
 
-    running: NDArray[np.float64] = derived()
+    running: FloatArray = derived()
     """(N,) cumulative importance."""
 
 
@@ -73,15 +76,13 @@ def _check_common(policy: Any) -> None:
 
 
 def _count(wanted: int | Literal["all"] | None, context: RoundContext) -> int:
-    """How many candidates to draw: d of the paper, never fewer than the budget."""
+    """The number of candidates to draw: d of the paper, at least the budget."""
     if wanted is None:
         return 2 * context.budget
     return len(context.clients) if wanted == "all" else max(int(wanted), context.budget)
 
 
-def _draw(
-    running: NDArray[np.float64], context: RoundContext, count: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
+def _draw(running: FloatArray, context: RoundContext, count: int, rng: np.random.Generator) -> IntArray:
     """Step 1: `count` available clients without replacement, with probability p_k."""
     reachable = int(np.count_nonzero(context.available))
     if count >= reachable:
@@ -121,10 +122,8 @@ def _select_from_answers(
     return _unranked(state.running, context, rng, first_round)
 
 
-def _unranked(
-    running: NDArray[np.float64], context: RoundContext, rng: np.random.Generator, first_round: str
-) -> Selection:
-    """The cohort where no ranking is needed."""
+def _unranked(running: FloatArray, context: RoundContext, rng: np.random.Generator, first_round: str) -> Selection:
+    """The cohort of a round without ranking."""
     if _opens_uniformly(first_round, context):
         chosen = sample_uniform(context.available, context.budget, rng)
     else:
@@ -132,14 +131,12 @@ def _unranked(
     return _equal_weights(chosen, {"candidates": len(chosen)})
 
 
-def _largest(
-    candidates: NDArray[np.int64], losses: NDArray[np.float64], budget: int, rng: np.random.Generator
-) -> Selection:
+def _largest(candidates: IntArray, losses: FloatArray, budget: int, rng: np.random.Generator) -> Selection:
     """The candidates with the largest losses; NaN ranks last, infinity (never tried) first."""
     ranked = top_k(losses, budget, rng)
     diagnostics: dict[str, Any] = {"candidates": len(candidates)}
-    if silent := int(np.isnan(losses).sum()):
-        diagnostics["unanswered"] = silent
+    if unanswered := int(np.isnan(losses).sum()):
+        diagnostics["unanswered"] = unanswered
     if untried := int(np.isposinf(losses).sum()):
         diagnostics["untried"] = untried
     for name, values in (("candidate_loss", losses), ("cohort_loss", losses[ranked])):
@@ -148,9 +145,24 @@ def _largest(
     return _equal_weights(candidates[ranked], diagnostics)
 
 
-def _equal_weights(chosen: NDArray[np.int64], diagnostics: dict[str, Any]) -> Selection:
+def _equal_weights(chosen: IntArray, diagnostics: dict[str, Any]) -> Selection:
     weights = np.full(len(chosen), 1 / max(len(chosen), 1))
     return Selection(clients=chosen, weights=weights, diagnostics=diagnostics)
+
+
+def inclusion_reference(
+    importance: FloatArray, available: Sequence[int], candidates: int, budget: int, losses: FloatArray
+) -> FloatArray:
+    """(N,) the probability that the three steps choose each client, over all ordered lists of candidates."""
+    inclusion = np.zeros(len(importance))
+    for drawn in permutations(available, candidates):
+        probability, left = 1.0, float(importance[list(available)].sum())
+        for client in drawn:  # step 1
+            probability *= importance[client] / left
+            left -= importance[client]
+        ranked = sorted(drawn, key=lambda client: -losses[client])  # steps 2 and 3
+        inclusion[ranked[:budget]] += probability
+    return inclusion
 
 
 @final
@@ -159,8 +171,8 @@ class PowD(Policy[CandidateState]):
     """Of some candidates drawn by importance, those with the largest loss of the current model.
 
     Args:
-        num_candidates: d, raised to the budget where smaller; None: twice the budget; "all": everybody available.
-        first_round: "candidates" as in the paper; "uniform" draws the first cohort uniformly, as the authors' code.
+        num_candidates: d, at least the budget; None: twice the budget; "all": all available clients.
+        first_round: "candidates" as in the paper; "uniform" draws the first cohort uniformly, as in the authors' code.
 
     Five clients with losses 1 to 5, all of them candidates, and two places:
 
@@ -184,7 +196,7 @@ class PowD(Policy[CandidateState]):
         return frozenset({Signal.LOSS})
 
     def init(self, clients: Clients, rng: np.random.Generator) -> CandidateState:
-        """Only the running sum of the importance."""
+        """The running sum of the importance."""
         return CandidateState(running=cumulative(clients.importance))
 
     def probe(self, state: CandidateState, context: RoundContext, rng: np.random.Generator) -> tuple[Probe, ...]:
@@ -205,9 +217,9 @@ class CPowD(Policy[CandidateState]):
     """Power-of-Choice that estimates the candidates' losses from one mini-batch each.
 
     Args:
-        num_candidates: d, raised to the budget where smaller; None: twice the budget; "all": everybody available.
+        num_candidates: d, at least the budget; None: twice the budget; "all": all available clients.
         batch_size: examples in the mini-batch, b of the paper.
-        first_round: "candidates" as in the paper; "uniform" draws the first cohort uniformly, as the authors' code.
+        first_round: "candidates" as in the paper; "uniform" draws the first cohort uniformly, as in the authors' code.
     """
 
     num_candidates: int | Literal["all"] | None = None
@@ -226,7 +238,7 @@ class CPowD(Policy[CandidateState]):
         return frozenset({Signal.LOSS})
 
     def init(self, clients: Clients, rng: np.random.Generator) -> CandidateState:
-        """Only the running sum of the importance."""
+        """The running sum of the importance."""
         return CandidateState(running=cumulative(clients.importance))
 
     def probe(self, state: CandidateState, context: RoundContext, rng: np.random.Generator) -> tuple[Probe, ...]:
@@ -244,16 +256,16 @@ class CPowD(Policy[CandidateState]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class AdaPowD(Policy[CandidateState]):
-    """Power-of-Choice whose number of candidates falls to the budget, so that its bias dies out.
+    """Power-of-Choice whose number of candidates falls to the budget, so that its bias vanishes.
 
-    At most one of `halve_every` and `drop_at` is given; with neither, d is halved every 5,000 rounds, the schedule of
-    the paper's quadratic experiments.
+    Give at most one of `halve_every` and `drop_at`. With neither, d is halved every 5,000 rounds, the schedule of the
+    paper's quadratic experiments.
 
     Args:
         num_candidates: d in round 0; None and "all": the number of clients in the table, K.
-        halve_every: halve d (rounded down) after every so many rounds, until it is the budget.
+        halve_every: number of rounds after which d is halved (rounded down), until it is the budget.
         drop_at: from this round on (the first is 0), d is the budget.
-        first_round: "candidates" as in the paper; "uniform" draws the first cohort uniformly, as the authors' code.
+        first_round: "candidates" as in the paper; "uniform" draws the first cohort uniformly, as in the authors' code.
     """
 
     num_candidates: int | Literal["all"] | None = None
@@ -279,7 +291,7 @@ class AdaPowD(Policy[CandidateState]):
         return frozenset({Signal.LOSS})
 
     def candidates_in_round(self, index: int, num_clients: int, budget: int) -> int:
-        """How many candidates, d, the schedule gives for a round.
+        """The number of candidates, d, in a round.
 
         >>> policy = AdaPowD(halve_every=100)
         >>> [policy.candidates_in_round(index, num_clients=30, budget=3) for index in (0, 99, 100, 200, 300, 400)]
@@ -291,11 +303,11 @@ class AdaPowD(Policy[CandidateState]):
         return max(budget, start >> (index // (self.halve_every or _PAPER_HALVE_EVERY)))
 
     def init(self, clients: Clients, rng: np.random.Generator) -> CandidateState:
-        """Only the running sum of the importance: the schedule is a function of the round."""
+        """The running sum of the importance. The schedule is a function of the round."""
         return CandidateState(running=cumulative(clients.importance))
 
     def probe(self, state: CandidateState, context: RoundContext, rng: np.random.Generator) -> tuple[Probe, ...]:
-        """Ask this round's candidates for their loss; nobody once d is the budget."""
+        """Ask this round's candidates for their loss, unless d is the budget."""
         count = self.candidates_in_round(context.index, len(context.clients), context.budget)
         return _ask(state, context, rng, count=count, first_round=self.first_round)
 
@@ -306,35 +318,35 @@ class AdaPowD(Policy[CandidateState]):
         return _select_from_answers(state, context, rng, self.first_round), state
 
 
-# What is known of a client's loss in rpow-d.
+# What rpow-d knows of a client's loss: see RememberedLosses.report.
 _UNTRIED = 0
 _KNOWN = 1
-_SILENT = 2
+_FAILED = 2
 _UNUSABLE = 3
-_SILENT_KNOWN = 4
+_FAILED_KNOWN = 4
 
 
 @dataclass(frozen=True)
 class RememberedLosses:
-    """The latest report of every client, without NaN or infinity: what a missing one counts as is decided on use."""
+    """The latest report of every client, always finite. `_ranking_values` decides what a missing one counts as."""
 
-    loss: NDArray[np.float64] = per_client()
+    loss: FloatArray = per_client()
     """(N,) mean training loss of the latest usable report; 0 where there was none."""
     report: NDArray[np.int8] = per_client()
     """(N,) 0: never tried; 1: `loss` holds; 2: never reported, did not complete its latest attempt; 3: never reported,
     did complete; 4: `loss` holds what it reported before, did not complete its latest attempt."""
-    running: NDArray[np.float64] = derived()
+    running: FloatArray = derived()
     """(N,) cumulative importance."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class RPowD(Policy[RememberedLosses]):
-    """Power-of-Choice without questions: candidates are ranked by the training loss they last reported.
+    """Power-of-Choice without probes: candidates are ranked by the training loss they last reported.
 
     Args:
-        num_candidates: d, raised to the budget where smaller; None: twice the budget; "all": everybody available.
-        first_round: "candidates" as in the paper; "uniform" draws the first cohort uniformly, as the authors' code.
+        num_candidates: d, at least the budget; None: twice the budget; "all": all available clients.
+        first_round: "candidates" as in the paper; "uniform" draws the first cohort uniformly, as in the authors' code.
     """
 
     num_candidates: int | Literal["all"] | None = None
@@ -351,7 +363,7 @@ class RPowD(Policy[RememberedLosses]):
         return frozenset({Signal.TRAIN_LOSS})
 
     def init(self, clients: Clients, rng: np.random.Generator) -> RememberedLosses:
-        """Nobody has been tried."""
+        """No client is tried yet."""
         return RememberedLosses(
             loss=np.zeros(len(clients)),
             report=np.full(len(clients), _UNTRIED, dtype=np.int8),
@@ -368,22 +380,22 @@ class RPowD(Policy[RememberedLosses]):
         return _largest(candidates, _ranking_values(state, candidates), context.budget, rng), state
 
     def observe(self, state: RememberedLosses, outcome: Outcome) -> RememberedLosses:
-        """Keep the reports of those who completed; every attempt spends the infinite value."""
+        """Keep the reports of the clients that completed. Every attempt spends the infinite value."""
         loss, report = state.loss.copy(), state.report.copy()
         tried, usable = outcome.clients, outcome.completed & ~np.isnan(outcome.train_loss)
         loss[tried[usable]] = outcome.train_loss[usable]
-        # Who completed without a usable report keeps the latest one that was, also across failures.
-        reported = np.isin(state.report[tried], (_KNOWN, _SILENT_KNOWN))
+        # A client that completes without a usable report keeps its latest usable one, also across failures.
+        reported = np.isin(state.report[tried], (_KNOWN, _FAILED_KNOWN))
         completed = np.where(usable | reported, _KNOWN, _UNUSABLE)
-        report[tried] = np.where(outcome.completed, completed, np.where(reported, _SILENT_KNOWN, _SILENT))
+        report[tried] = np.where(outcome.completed, completed, np.where(reported, _FAILED_KNOWN, _FAILED))
         return replace(state, loss=loss, report=report)
 
 
-def _ranking_values(state: RememberedLosses, candidates: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What the candidates' losses count as: infinite, as reported, the mean of the known, or NaN (last)."""
+def _ranking_values(state: RememberedLosses, candidates: IntArray) -> FloatArray:
+    """The losses by which candidates are ranked: infinite, as reported, the mean of the known, or NaN (last)."""
     known = state.report == _KNOWN
     mean = float(state.loss[known].mean()) if known.any() else 0.0
-    of_kind = {_UNTRIED: np.inf, _SILENT: mean, _SILENT_KNOWN: mean, _UNUSABLE: np.nan}
+    of_kind = {_UNTRIED: np.inf, _FAILED: mean, _FAILED_KNOWN: mean, _UNUSABLE: np.nan}
     values = state.loss[candidates]
     for kind, value in of_kind.items():
         values[state.report[candidates] == kind] = value
