@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.paper_figures import draw_decisions, draw_over
-from fedpick.experiments.store_read import Experiment, Reader
+from fedpick.experiments.store import Experiment, Store
 from fedpick.report.analysis import over_setting
 from fedpick.report.charts.choices import raster_chart
 from fedpick.report.material import opened, read_material
@@ -27,7 +27,7 @@ from fedpick.report.tables import group_table, to_markdown
 FOLDER = Path(__file__).parent.parent / "docs/figures"
 
 
-def chosen(reader: Reader, names: Sequence[str]) -> list[Experiment]:
+def chosen(reader: Store, names: Sequence[str]) -> list[Experiment]:
     """The experiments of these names, each title once, in the order of their titles."""
     found: dict[str, Experiment] = {}
     for name in names:

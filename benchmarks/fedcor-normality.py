@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.paper_figures import draw_components
 from benchmarks.theory.fedcor import henze_zirkler, normality, principal_components, sample_loss_changes
 from fedpick.core.rng import Purpose, stream
-from fedpick.experiments.simulation import build
+from fedpick.experiments.run import build
 from fedpick.experiments.spec import load_spec
 
 FIGURE = Path(__file__).parents[1] / "docs/figures/fedcor-normality.png"

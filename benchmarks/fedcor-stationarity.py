@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.paper_figures import draw_similarities
 from benchmarks.theory.fedcor import covariance_similarity, sample_loss_changes
 from fedpick.core.rng import Purpose, stream
-from fedpick.experiments.simulation import build
+from fedpick.experiments.run import build
 from fedpick.experiments.spec import Spec, load_spec
 
 FIGURE = Path(__file__).parents[1] / "docs/figures/fedcor-stationarity.png"

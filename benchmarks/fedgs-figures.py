@@ -20,8 +20,8 @@ from benchmarks.paper_figures import draw_counts, draw_loss_curves, draw_rasters
 from fedpick import policies
 from fedpick.core.session import Session
 from fedpick.core.types import Clients, Outcome
-from fedpick.experiments.settings import federation_of
-from fedpick.experiments.simulation import clients_and_trace
+from fedpick.experiments.run import clients_and_trace
+from fedpick.experiments.settings import build_settings, federation_of
 from fedpick.experiments.spec import Spec, load_spec
 from fedpick.report.material import opened
 
@@ -38,7 +38,7 @@ MODES = (
 def setting(spec: Spec, seed: int) -> tuple:
     """(clients, trace) of a spec, without a simulator."""
     settings = spec.settings_of(spec.policies[0], seed)
-    return clients_and_trace(settings, federation_of(settings))
+    return clients_and_trace(build_settings(settings), federation_of(settings))
 
 
 def mode_name(spec: Spec) -> str:

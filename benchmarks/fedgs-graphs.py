@@ -22,7 +22,7 @@ from benchmarks.theory.fedgs import best_edge_scores, draw_graph, edge_scores, g
 from fedpick import data
 from fedpick.core.policy import Signal
 from fedpick.core.types import Clients, Probe
-from fedpick.experiments.simulation import FederatedRun, build
+from fedpick.experiments.run import FederatedRun, build
 from fedpick.experiments.spec import load_spec
 
 FIGURE = Path(__file__).parents[1] / "docs/figures/fedgs-graph.png"

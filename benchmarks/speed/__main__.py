@@ -48,7 +48,7 @@ def _printing(function: Any) -> Any:
             typer.echo(f"{name.replace('_', ' ')}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}")
         if json_file is not None:
             from fedpick.core.writing import write_atomically
-            from fedpick.experiments.records import to_json
+            from fedpick.experiments.encoding import to_json
 
             write_atomically(json_file, to_json(results, sort_keys=False, indent=1) + "\n")
 

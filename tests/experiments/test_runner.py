@@ -16,18 +16,18 @@ from fedpick.core.errors import InvalidInput
 from fedpick.experiments import schema as tables
 from fedpick.experiments.executors import Inline, Processes, StopFlag
 from fedpick.experiments.progress import Progress
-from fedpick.experiments.runner import default_processes, make_engine, run
+from fedpick.experiments.runner import default_processes, make_executor, run
 from fedpick.experiments.store import Store
-from fedpick.experiments.worker import work
+from fedpick.experiments.run import compute
 from tests.experiments.store_content import content
-from tests.experiments.tiny_simulation import BUILD, tiny_spec
+from tests.experiments.tiny import SLOW, slow_spec, tiny_spec
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 
 
 def complete(tmp_path, name="whole", spec=None, **options):
     store = Store(tmp_path / f"{name}.sqlite")
-    report = run(spec or tiny_spec(), store, processes=options.pop("processes", 1), build=BUILD, **options)
+    report = run(spec or tiny_spec(), store, processes=options.pop("processes", 1), **options)
     return store, report
 
 
@@ -57,7 +57,7 @@ def test_all_policies_of_a_seed_face_the_same_availability(tmp_path):
     store, report = complete(tmp_path, spec=tiny_spec(rounds=8))
     masks = {}
     for each in store.runs(report.experiment.id):
-        masks.setdefault(each.seed, []).append([row.available for row in store.selections(each.id)])
+        masks.setdefault(each.seed, []).append([record.available for record in store.records(each.id)])
     for same_seed in masks.values():
         assert all(np.array_equal(same_seed[0], other) for other in same_seed[1:])
     assert not np.array_equal(masks[0][0], masks[1][0])
@@ -96,22 +96,25 @@ def test_a_stop_comes_after_the_round_and_can_be_gone_on_from(tmp_path, processe
     monkeypatch.setenv("TINY_SLEEP", "0.01" if processes > 1 else "0")
     flag = StopFlag()
     updates = 70 if processes == 1 else 2
-    store, report = complete(tmp_path, "cut", processes=processes, stop=flag, progress=StopAfter(flag, updates))
+    spec = slow_spec()
+    store, report = complete(
+        tmp_path, "cut", spec, processes=processes, stop=flag, progress=StopAfter(flag, updates)
+    )
     assert report.stopped > 0
     assert not report.complete
     monkeypatch.setenv("TINY_SLEEP", "0")
-    store, report = complete(tmp_path, "cut")
+    store, report = complete(tmp_path, "cut", spec)
     assert report.complete
-    whole, _ = complete(tmp_path)
+    whole, _ = complete(tmp_path, spec=spec)
     assert_same(whole, store)
 
 
 def test_a_failing_run_is_told_and_the_others_go_on(tmp_path):
-    spec = tiny_spec([{"name": "uniform"}, {"name": "md", "local": {"fail_at": 7}}], seeds=1)
+    spec = tiny_spec([{"name": "uniform"}, {"name": SLOW, "label": "bad", "fail_at": 7}], seeds=1)
     store, report = complete(tmp_path, spec=spec)
-    assert report.failures == {"md, seed 0": "RuntimeError: made to fail"}
+    assert report.failures == {"bad, seed 0": "RuntimeError: made to fail"}
     assert report.finished == 1
-    failed = next(run for run in store.runs(report.experiment.id) if run.policy == "md")
+    failed = next(run for run in store.runs(report.experiment.id) if run.label == "bad")
     assert (failed.status, failed.rounds_done, failed.error) == ("failed", 7, "RuntimeError: made to fail")
 
 
@@ -150,7 +153,7 @@ def test_a_run_begun_with_another_split_of_the_work_is_not_mixed(tmp_path):
     store, _ = complete(tmp_path, spec=tiny_spec(["md"], rounds=5, seeds=1))
     with store.writing() as connection:
         manifest = connection.scalar(sa.select(tables.runs.c.manifest))
-        connection.execute(tables.runs.update(), {"manifest": manifest.replace('"tiny"', '"4 shards"')})
+        connection.execute(tables.runs.update(), {"manifest": manifest.replace('"shards": 1', '"shards": 4')})
     _, report = complete(tmp_path, spec=tiny_spec(["md"], rounds=6, seeds=1))
     assert "begun with the simulator" in report.failures["md, seed 0"]
 
@@ -166,7 +169,7 @@ def test_two_at_the_same_run_are_noticed(tmp_path):
             return super().resume(run_id)[0], None
 
     with pytest.raises(InvalidInput, match="another process"):
-        work(Ahead(tmp_path / "whole.sqlite"), run_id, 6, build=BUILD)
+        compute(Ahead(tmp_path / "whole.sqlite"), run_id, 6)
 
 
 def test_rows_beyond_a_checkpoint_are_computed_again(tmp_path):
@@ -174,7 +177,7 @@ def test_rows_beyond_a_checkpoint_are_computed_again(tmp_path):
     store, report = complete(tmp_path, "rare", spec=tiny_spec(rounds=20))
     first = store.runs(report.experiment.id)[0].id
     early = Store(tmp_path / "early.sqlite")
-    run(tiny_spec(rounds=12), early, processes=1, build=BUILD)
+    run(tiny_spec(rounds=12), early, processes=1)
     with early.engine.connect() as connection:
         old = connection.scalar(sa.select(tables.checkpoints.c.content).where(tables.checkpoints.c.run_id == 1))
     with store.writing() as connection:
@@ -195,26 +198,26 @@ def test_short_grids_stay_in_one_process(monkeypatch):
     assert default_processes(10, 100) == 1
     assert default_processes(10, 100_000) == 4
     assert default_processes(2, 100_000) == 2
-    assert make_engine("processes", processes=3, address=None, num_runs=5) == Processes(3)
-    assert make_engine("processes", processes=None, address=None, num_runs=5, rounds_left=10) == Inline()
+    assert make_executor("processes", processes=3, address=None, num_runs=5) == Processes(3)
+    assert make_executor("processes", processes=None, address=None, num_runs=5, rounds_left=10) == Inline()
 
 
 def test_engines_are_refused_by_name():
     with pytest.raises(InvalidInput, match="'processes' or 'ray'"):
-        make_engine("threads", processes=None, address=None, num_runs=2)
+        make_executor("threads", processes=None, address=None, num_runs=2)
     with pytest.raises(InvalidInput, match="at least 1"):
-        make_engine("processes", processes=0, address=None, num_runs=2)
+        make_executor("processes", processes=0, address=None, num_runs=2)
     with pytest.raises(InvalidInput, match="--engine ray"):
-        make_engine("processes", processes=1, address="auto", num_runs=2)
+        make_executor("processes", processes=1, address="auto", num_runs=2)
 
 
 SCRIPT = """
 import sys
 from fedpick.experiments.runner import run
 from fedpick.experiments.store import Store
-from tests.experiments.tiny_simulation import BUILD, tiny_spec
+from tests.experiments.tiny import slow_spec
 if __name__ == "__main__":
-    report = run(tiny_spec(), Store(sys.argv[1]), processes=int(sys.argv[2]), build=BUILD)
+    report = run(slow_spec(), Store(sys.argv[1]), processes=int(sys.argv[2]))
     sys.exit(0 if report.complete else 3)
 """
 
@@ -237,7 +240,7 @@ def kill_and_resume(tmp_path: Path, kills: int, processes: int) -> Store:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     file = tmp_path / "killed.sqlite"
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "TINY_SLEEP": "0.02"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TINY_SLEEP": "0.02"}
     command = [sys.executable, str(script), str(file), str(processes)]
     rng = np.random.default_rng(0)
     in_the_middle = 0
@@ -249,7 +252,7 @@ def kill_and_resume(tmp_path: Path, kills: int, processes: int) -> Store:
                 time.sleep(0.01)
             time.sleep(rng.uniform(0, 0.15))
         else:
-            time.sleep(rng.uniform(0, 0.8))
+            time.sleep(rng.uniform(0, 3.0))
         assert process.poll() is None, "the run ended before it could be killed"
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -263,7 +266,7 @@ def kill_and_resume(tmp_path: Path, kills: int, processes: int) -> Store:
 
 def test_killed_at_random_moments_it_ends_in_the_same_rows(tmp_path):
     killed = kill_and_resume(tmp_path, 5, 1)
-    whole, _ = complete(tmp_path)
+    whole, _ = complete(tmp_path, spec=slow_spec())
     assert_same(whole, killed)
 
 
@@ -271,7 +274,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_rows(tmp_path):
 @pytest.mark.parametrize(("kills", "processes"), [(20, 1), (10, 2)])
 def test_killed_many_times_it_ends_in_the_same_rows(tmp_path, kills, processes):
     killed = kill_and_resume(tmp_path, kills, processes)
-    whole, _ = complete(tmp_path)
+    whole, _ = complete(tmp_path, spec=slow_spec())
     assert_same(whole, killed)
 
 
@@ -279,7 +282,7 @@ def test_ctrl_c_stops_after_the_round(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     file = tmp_path / "cut.sqlite"
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "TINY_SLEEP": "0.02"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TINY_SLEEP": "0.02"}
     process = subprocess.Popen([sys.executable, str(script), str(file), "1"], env=environment, start_new_session=True)
     while rounds_there(file) < 5:
         assert process.poll() is None
@@ -289,6 +292,6 @@ def test_ctrl_c_stops_after_the_round(tmp_path):
     store = Store(file)
     cut = store.runs(store.experiment().id)
     assert any(run.status == "stopped" and 0 < run.rounds_done < 50 for run in cut)
-    complete(tmp_path, "cut")
-    whole, _ = complete(tmp_path)
+    complete(tmp_path, "cut", slow_spec())
+    whole, _ = complete(tmp_path, spec=slow_spec())
     assert_same(whole, store)

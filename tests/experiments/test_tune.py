@@ -11,7 +11,7 @@ from fedpick.experiments import tuning as tune
 from fedpick.experiments.spec import Named, PolicySpec, Spec
 from fedpick.experiments.store import Store
 from fedpick.experiments.toml import toml_text
-from tests.experiments.tiny_simulation import empty_round
+from tests.experiments.tiny import empty_round
 
 SPECS = sorted((Path(__file__).parents[2] / "benchmarks").glob("*.toml"))
 

@@ -6,7 +6,8 @@ import json
 
 import numpy as np
 
-from fedpick.experiments.records import RoundRecord
+from fedpick.core.record import Counters, RoundRecord, Timings
+from fedpick.core.types import Outcome, Selection
 from fedpick.experiments.spec import Named, PolicySpec, Spec
 from fedpick.experiments.store import Store
 
@@ -88,24 +89,19 @@ def _record(rng, run, index, num_clients, budget, every, everybody):
     done = rng.random(size) < 0.9
     return RoundRecord(
         index=index,
-        available=available,
-        clients=clients,
-        given_weights=None,
+        selection=Selection(clients=clients, diagnostics=diagnostics),
+        outcome=Outcome(
+            index=index, clients=clients, completed=done, loss=rng.random(size), train_loss=rng.random(size)
+        ),
         weights=np.where(done, 1 / max(size, 1), 0.0),
-        completed=done,
-        loss=rng.random(size),
-        train_loss=rng.random(size),
-        duration=np.full(size, np.nan),
-        update_norm=np.full(size, np.nan),
-        counters={
-            "models_down": budget * (index + 1),
-            "updates_up": budget * (index + 1),
-            "scalars_up": 0,
-            "bytes_down": 1000 * (run.position + 1) * (index + 1),
-            "bytes_up": 1000 * (index + 1),
-        },
-        seconds={"select": 0.001, "measure": 0.0, "train": 0.01, "evaluate": 0.001},
+        available=available,
+        counters=Counters(
+            models_down=budget * (index + 1),
+            updates_up=budget * (index + 1),
+            bytes_down=1000 * (run.position + 1) * (index + 1),
+            bytes_up=1000 * (index + 1),
+        ),
+        seconds=Timings(select=0.001, train=0.01, evaluate=0.001),
         test_accuracy=float(np.clip(accuracy, 0, 1)) if looked else None,
         test_loss=float(2 * (1.01 - accuracy)) if looked else None,
-        diagnostics=diagnostics,
     )

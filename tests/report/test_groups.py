@@ -8,7 +8,8 @@ import pytest
 from fedpick import availability
 from fedpick.core.errors import InvalidInput
 from fedpick.core.types import Clients
-from fedpick.experiments.records import RoundRecord
+from fedpick.core.record import RoundRecord
+from fedpick.core.types import Outcome, Selection
 from fedpick.experiments.spec import Named
 from fedpick.experiments.store import Store
 from fedpick.report import analysis, groups, tables
@@ -28,6 +29,18 @@ AVAILABLE = [[1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]]
 EXCLUDED = [[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 1]]
 
 
+def made_record(index, available, clients, weights, diagnostics=None):
+    """A round in which all selected clients completed."""
+    chosen = np.array(clients, np.int64)
+    return RoundRecord(
+        index=index,
+        selection=Selection(clients=chosen, diagnostics=diagnostics or {}),
+        outcome=Outcome(index=index, clients=chosen, completed=np.ones(len(chosen), bool)),
+        weights=np.array(weights, float),
+        available=np.array(available, bool),
+    )
+
+
 @pytest.fixture
 def store(tmp_path) -> Store:
     """Two clusters of two clients, four rounds written by hand."""
@@ -43,15 +56,8 @@ def store(tmp_path) -> Store:
             ),
         )  # fmt: skip
         for index, (clients, weights) in enumerate(ROUNDS):
-            size = len(clients)
-            record = RoundRecord(
-                index=index, available=np.array(AVAILABLE[index], bool), clients=np.array(clients, np.int64),
-                given_weights=None, weights=np.array(weights, float), completed=np.ones(size, bool),
-                loss=np.zeros(size), train_loss=np.zeros(size), duration=np.zeros(size), update_norm=np.zeros(size),
-                seconds={},
-                counters=dict.fromkeys(("models_down", "updates_up", "scalars_up", "bytes_down", "bytes_up"), 0),
-                diagnostics={"excluded_mask": np.array(EXCLUDED[index], bool)} if run.policy == "ca-fed" else {},
-            )  # fmt: skip
+            told = {"excluded_mask": np.array(EXCLUDED[index], bool)} if run.policy == "ca-fed" else {}
+            record = made_record(index, AVAILABLE[index], clients, weights, told)
             made.write_round(run.id, record, checkpoint=None)
     return made
 
@@ -200,12 +206,7 @@ def test_the_distance_from_the_target_has_a_line_per_policy(store):
 
 
 def test_the_chi_square_divergence_is_finite_once_every_client_entered_the_model(store):
-    everybody = RoundRecord(
-        index=4, available=np.ones(4, bool), clients=np.arange(4), given_weights=None,
-        weights=np.array([3.5, 1.5, 4.0, 3.0]), completed=np.ones(4, bool), loss=np.zeros(4), train_loss=np.zeros(4),
-        duration=np.zeros(4), update_norm=np.zeros(4), seconds={}, diagnostics={},
-        counters=dict.fromkeys(("models_down", "updates_up", "scalars_up", "bytes_down", "bytes_up"), 0),
-    )  # fmt: skip
+    everybody = made_record(4, [True] * 4, np.arange(4), [3.5, 1.5, 4.0, 3.0])
     run = store.runs(1)[0]
     store.write_round(run.id, everybody, checkpoint=None)
     account = groups.account_groups(store, run, groups.groups_of(store, run, "cluster"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedpick.core.errors import InvalidInput, UnknownName
-from fedpick.experiments.store_read import Experiment, Run
+from fedpick.experiments.store import Experiment, Run
 from fedpick.report import analysis, tables
 from fedpick.report.analysis import PolicyResults, Quantity, Results, RunResults
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedpick.experiments.runner import Report
     from fedpick.experiments.spec import Spec
     from fedpick.experiments.store import Store
-    from fedpick.experiments.store_read import Experiment
+    from fedpick.experiments.store import Experiment
 
 __all__ = ["compare", "demo", "report", "run"]
 
@@ -201,7 +201,7 @@ def _tell(store: Store, outcome: Report, started: float, *, write_report: bool, 
 
 
 def _print_json(store: Store, outcome: Report, seconds: float) -> None:
-    from fedpick.experiments.records import to_json
+    from fedpick.experiments.encoding import to_json
     from fedpick.report import analysis, tables
 
     results = analysis.load_results(store, outcome.experiment)

@@ -1,7 +1,7 @@
 """Where runs are computed: in this process, in several on this machine, or on a Ray cluster.
 
-An engine gets the runs that are not finished and works on them in order. Progress is what the store says, so it looks
-the same from everywhere; a worker that dies loses at most the round it was in.
+An executor gets the unfinished runs and computes them in order. Progress is read from the store, so it looks the same
+for all executors. A worker that dies loses at most the rounds since the last checkpoint.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, Protocol
 from fedpick.core.errors import MissingDependency
 from fedpick.core.imports import importable_directories, make_importable
 from fedpick.experiments.progress import Progress, RunLine
+from fedpick.experiments.run import compute
 from fedpick.experiments.store import Store, in_a_sentence
-from fedpick.experiments.worker import work
 
-__all__ = ["Engine", "Inline", "Processes", "RayCluster", "StopFlag"]
+__all__ = ["Executor", "Inline", "Processes", "RayCluster", "StopFlag"]
 
 _POLL_SECONDS = 0.25
 
 
 class StopFlag:
-    """Raised by the first Ctrl-C: finish the round, then stop. A second one interrupts at once."""
+    """Set by the first Ctrl-C: finish the round, then stop. A second one interrupts at once."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -58,11 +58,11 @@ class StopFlag:
         self._event.set()
 
 
-class Engine(Protocol):
+class Executor(Protocol):
     """Computes runs; returns run -> "done", "stopped" or the sentence that says why it failed."""
 
     def __call__(
-        self, store: Store, runs: Sequence[RunLine], build: str, progress: Progress, stop: StopFlag
+        self, store: Store, runs: Sequence[RunLine], progress: Progress, stop: StopFlag
     ) -> dict[int, str]:
         """Bring every run to its number of rounds."""
         ...
@@ -78,9 +78,9 @@ class Inline:
     """One run after the other, in this process."""
 
     def __call__(
-        self, store: Store, runs: Sequence[RunLine], build: str, progress: Progress, stop: StopFlag
+        self, store: Store, runs: Sequence[RunLine], progress: Progress, stop: StopFlag
     ) -> dict[int, str]:
-        """See `Engine`."""
+        """See `Executor`."""
         results: dict[int, str] = {}
         for run in runs:
             if stop():
@@ -91,11 +91,11 @@ class Inline:
                 progress.update(run_id, done, accuracy)
 
             try:
-                result = work(store, run.run_id, run.rounds, build=build, should_stop=stop, on_round=on_round)
+                result = compute(store, run.run_id, run.rounds, should_stop=stop, on_round=on_round)
             except KeyboardInterrupt:
                 stop.set()
                 result = "stopped"
-            except Exception as error:  # the other runs go on; this one says why it did not
+            except Exception as error:  # the other runs go on
                 result = in_a_sentence(error)
             results[run.run_id] = result
             _say_end(progress, run, result)
@@ -106,7 +106,7 @@ _stop_event: Any = None
 
 
 def _enter_worker(stop_event: Any) -> None:
-    """In a new process: leave Ctrl-C to the parent, and end with it."""
+    """Set up a new process: it ignores Ctrl-C, which the parent handles, and ends when the parent ends."""
     global _stop_event
     _stop_event = stop_event
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -115,17 +115,17 @@ def _enter_worker(stop_event: Any) -> None:
         parent = multiprocessing.parent_process()
         if parent is not None:
             parent.join()
-            os._exit(1)  # nobody would wait for this worker; the last committed round is where it goes on
+            os._exit(1)  # the run resumes from its last checkpoint
 
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _work_in_process(url: str, run_id: int, rounds: int, build: str) -> str:
+def _compute_in_process(url: str, run_id: int, rounds: int) -> str:
     if _stop_event.is_set():
-        return "stopped"  # handed to this worker before the stop came
+        return "stopped"  # submitted before the stop
     store = Store(url)
     try:
-        return work(store, run_id, rounds, build=build, should_stop=_stop_event.is_set)
+        return compute(store, run_id, rounds, should_stop=_stop_event.is_set)
     except Exception as error:
         return in_a_sentence(error)
     finally:
@@ -139,9 +139,9 @@ class Processes:
     count: int
 
     def __call__(
-        self, store: Store, runs: Sequence[RunLine], build: str, progress: Progress, stop: StopFlag
+        self, store: Store, runs: Sequence[RunLine], progress: Progress, stop: StopFlag
     ) -> dict[int, str]:
-        """See `Engine`."""
+        """See `Executor`."""
         context = multiprocessing.get_context("spawn")
         stop_event = context.Event()
         results: dict[int, str] = {}
@@ -152,7 +152,7 @@ class Processes:
             initargs=(stop_event,),
         ) as pool:
             futures: dict[Future[str], RunLine] = {
-                pool.submit(_work_in_process, store.url, run.run_id, run.rounds, build): run for run in runs
+                pool.submit(_compute_in_process, store.url, run.run_id, run.rounds): run for run in runs
             }
 
             def on_stop() -> None:
@@ -177,8 +177,8 @@ def _future_result(future: Any, stop: StopFlag) -> str:
     try:
         return str(future.result())
     except BrokenProcessPool:
-        # Ctrl-C reaches a worker that is just starting before it can leave it to the parent.
-        silent = "A worker process ended without a word (killed, or out of memory?). Run again to go on."
+        # Ctrl-C reaches a worker that is still starting, before it ignores the signal.
+        silent = "A worker process ended without an error message (killed, or out of memory?). Run again to go on."
         return "stopped" if stop() else silent
 
 
@@ -192,7 +192,7 @@ def _follow(
     results: dict[int, str],
     result_of: Callable[[Any], str],
 ) -> None:
-    """Look at the store until all work has ended, and show what changed."""
+    """Poll the store until all work has ended, and show progress."""
     pending = set(handles)
     shown: dict[int, int] = {}
     stopping = False
@@ -213,12 +213,12 @@ def _follow(
         pending -= finished
 
 
-def _work_on_ray(url: str, run_id: int, rounds: int, build: str, directories: Sequence[str]) -> str:
+def _compute_on_ray(url: str, run_id: int, rounds: int, directories: Sequence[str]) -> str:
     for directory in directories:
         make_importable(Path(directory))
     store = Store(url)
     try:
-        return work(store, run_id, rounds, build=build)
+        return compute(store, run_id, rounds)
     except Exception as error:
         return in_a_sentence(error)
     finally:
@@ -233,9 +233,9 @@ class RayCluster:
     count: int | None = None
 
     def __call__(
-        self, store: Store, runs: Sequence[RunLine], build: str, progress: Progress, stop: StopFlag
+        self, store: Store, runs: Sequence[RunLine], progress: Progress, stop: StopFlag
     ) -> dict[int, str]:
-        """See `Engine`."""
+        """See `Executor`."""
         try:
             import ray
         except ModuleNotFoundError as error:
@@ -247,10 +247,10 @@ class RayCluster:
         local: dict[str, Any] = {} if self.address else {"num_cpus": self.count, "include_dashboard": False}
         ray.init(address=self.address, log_to_driver=False, configure_logging=False, **local)
         try:
-            # A task that died with its machine is begun again elsewhere: it resumes.
-            remote = ray.remote(num_cpus=1, max_retries=3)(_work_on_ray)
-            given = (build, importable_directories())
-            handles = {remote.remote(store.url, run.run_id, run.rounds, *given): run for run in runs}
+            # Ray restarts a task that died with its machine; the run then resumes.
+            remote = ray.remote(num_cpus=1, max_retries=3)(_compute_on_ray)
+            directories = importable_directories()
+            handles = {remote.remote(store.url, run.run_id, run.rounds, directories): run for run in runs}
             results: dict[int, str] = {}
 
             def on_stop() -> None:

@@ -1,4 +1,4 @@
-"""Telling people how far an experiment is: live bars on a terminal, plain lines elsewhere, JSON lines, or nothing."""
+"""Progress of an experiment: live bars on a terminal, plain lines elsewhere, JSON lines, or nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from fedpick.experiments.records import to_json
+from fedpick.experiments.encoding import to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +35,7 @@ class RunLine:
 
 
 class Progress:
-    """Says nothing; the others build on it. Use it as a context manager."""
+    """Shows nothing; base of the others. Use it as a context manager."""
 
     def __enter__(self) -> Progress:
         return self
@@ -44,16 +44,16 @@ class Progress:
         return None
 
     def start(self, runs: list[RunLine]) -> None:
-        """These runs are to be done; `done` rounds are there already."""
+        """These runs start; `done` of their rounds are in the store already."""
 
     def update(self, run_id: int, done: int, accuracy: float | None) -> None:
-        """A run has come so far."""
+        """A run has this many rounds now."""
 
     def finish(self, run_id: int, status: str, error: str | None = None) -> None:
         """A run has ended: done, stopped or failed."""
 
     def note(self, text: str) -> None:
-        """Something worth saying once."""
+        """Show a message."""
 
 
 class Lines(Progress):
@@ -95,7 +95,7 @@ class Lines(Progress):
 
 
 class JsonLines(Progress):
-    """One JSON object per line on standard output, at most one per second and run; a number that is none is null."""
+    """One JSON object per line on standard output, at most one per second and run. NaN is written as null."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self.stream = stream or sys.stdout

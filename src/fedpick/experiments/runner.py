@@ -1,24 +1,19 @@
-"""Running an experiment: a grid of policies x seeds, gone on with where it stopped."""
+"""Run an experiment: a grid of policies x seeds, resumed where it stopped."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Literal
 
 from fedpick.core.errors import InvalidInput
-from fedpick.experiments.executors import Engine, Inline, Processes, RayCluster, StopFlag
+from fedpick.experiments.executors import Executor, Inline, Processes, RayCluster, StopFlag
 from fedpick.experiments.input_files import refuse_changed_files
 from fedpick.experiments.progress import Progress, RunLine
-from fedpick.experiments.simulation import refuse_early
+from fedpick.experiments.run import refuse_early
 from fedpick.experiments.spec import Spec
-from fedpick.experiments.store import Store
-from fedpick.experiments.store_read import Experiment
-from fedpick.experiments.worker import DEFAULT_BUILD
+from fedpick.experiments.store import Experiment, Store
 
-__all__ = ["Report", "default_processes", "make_engine", "run"]
-
-EngineName = Literal["processes", "ray"]
+__all__ = ["Report", "default_processes", "make_executor", "run"]
 
 
 @dataclass(frozen=True)
@@ -46,10 +41,10 @@ def default_processes(num_runs: int, rounds_left: int) -> int:
     return 1 if rounds_left < _SHORT_GRID else max(1, min(num_runs, os.cpu_count() or 1))
 
 
-def make_engine(
+def make_executor(
     name: str, *, processes: int | None, address: str | None, num_runs: int, rounds_left: int = 0
-) -> Engine:
-    """The engine of that name; `processes` None: as many as suit the work that is left."""
+) -> Executor:
+    """Return the executor of that name; `processes` None: as many as suit the work that is left."""
     if processes is not None and processes < 1:
         raise InvalidInput(f"The number of processes must be at least 1. Got {processes}.")
     if name == "ray":
@@ -57,7 +52,7 @@ def make_engine(
     if name != "processes":
         raise InvalidInput(f"The engine is 'processes' or 'ray'. Got {name!r}.")
     if address is not None:
-        raise InvalidInput("--address belongs to the engine 'ray': add --engine ray.")
+        raise InvalidInput("--address belongs to the executor 'ray': add --engine ray.")
     count = processes or default_processes(num_runs, rounds_left)
     return Inline() if count == 1 or num_runs == 1 else Processes(count)
 
@@ -71,17 +66,15 @@ def run(
     address: str | None = None,
     restart: bool = False,
     progress: Progress | None = None,
-    build: str = DEFAULT_BUILD,
     stop: StopFlag | None = None,
 ) -> Report:
-    """Bring every run of the spec to its number of rounds. What is there already is not computed again.
+    """Bring every run of the spec to its number of rounds. Rounds in the store are not computed again.
 
-    Ctrl-C ends it after the rounds being computed; so does `stop.set()`. Call it again to go on.
+    Ctrl-C, or `stop.set()`, ends it after the rounds being computed. Call it again to resume.
     """
-    if build == DEFAULT_BUILD:
-        refuse_early([spec.settings_of(policy, spec.seeds[0]) for policy in spec.policies])
+    refuse_early([spec.settings_of(policy, spec.seeds[0]) for policy in spec.policies])
     if not restart:
-        # Those that are done, too: one table must not hold two traces under one name.
+        # Finished runs too: one table must not hold two traces under one name.
         keys = [spec.run_key(policy, seed) for policy in spec.policies for seed in spec.seeds]
         for known in store.runs_with(keys):
             refuse_changed_files(known.manifest, known.settings)
@@ -99,12 +92,12 @@ def run(
         (line for line in lines.values() if line.done < line.rounds), key=lambda line: spec.seeds.index(line.seed)
     )
     left = sum(line.rounds - line.done for line in todo)
-    chosen = make_engine(engine, processes=processes, address=address, num_runs=len(todo), rounds_left=left)
+    executor = make_executor(engine, processes=processes, address=address, num_runs=len(todo), rounds_left=left)
     results: dict[int, str] = {}
     with stop or StopFlag() as flag, progress or Progress() as shown:
         shown.start(list(lines.values()))
         if todo:
-            results = chosen(store, todo, build, shown, flag)
+            results = executor(store, todo, shown, flag)
     failures = {lines[run_id].name: text for run_id, text in results.items() if text not in ("done", "stopped")}
     return Report(
         experiment=experiment,

@@ -1,4 +1,46 @@
-"""The tables of the store, for SQLAlchemy Core. What they mean is told in `fedpick.experiments.store`."""
+"""The tables of the store, for SQLAlchemy Core.
+
+Schema, version 1. Public: scripts may read it with any SQL tool. Rounds count from 0. JSON columns are text.
+
+`fedpick_schema`   version, written_by                                     one row
+`experiments`      one row per spec (a set of policies x seeds on one setting)
+    id, hash (SHA-256 of the spec, unique), title, spec (JSON, as the TOML), touched (grows with every `fedpick run`:
+    the largest is the latest), touched_at (UTC)
+`members`          which runs belong to an experiment; one run may belong to several
+    experiment_id, position (of the policy in the spec), seed, label (of the policy), run_id
+`federations`      one row per data set x partition x seed
+    id, key, data, partition (names), num_clients N, num_classes L,
+    num_examples  (N,) float64, label_histogram  (N, L) int32 or NULL
+`runs`             one policy with one seed on one setting; the manifest
+    id, key (SHA-256 of `settings`, unique), policy (registry name), parameters (JSON, all of them), seed,
+    settings (JSON: everything that decides the rows), federation_id, status ("new", "running", "stopped", "done",
+    "failed"), rounds_done, accuracy (latest), model_bytes, reference (BibTeX of the policy), error,
+    manifest (JSON: versions, host, simulator, started_at), wall_seconds
+`rounds`           one row per run and round
+    run_id, round, num_available, num_selected, num_completed,
+    accuracy, loss          on the test set after the round; NULL where not evaluated
+    train_loss              mean over the clients that completed; NULL if none did
+    objective               the loss of all clients, weighted by importance; NULL where not measured
+    local_accuracy          on the clients' own test data, weighted by importance; NULL where not measured
+    models_down, updates_up, scalars_up, bytes_down, bytes_up    since the start of the run, this round included
+    select_seconds, measure_seconds, train_seconds, evaluate_seconds    this round alone
+    diagnostics             JSON: the plain values that the policy reported
+`selections`       one row per run and round; k clients chosen
+    run_id, round, clients (k,) int32, given_weights (k,) float64 as the policy gave them or NULL (it gave none),
+    weights (k,) float64 as they entered the model, completed (k,) uint8, loss, train_loss, duration, update_norm
+    (k,) float64 each (NaN: not reported), available: NULL (all clients), or zlib of numpy.packbits of the (N,) mask
+`arrays`           larger arrays
+    run_id, round, name, value (zlib of a .npy file). Names: "policy/..." the arrays in the policy's diagnostics,
+    "evaluation/losses" (N,) the loss of every client, "evaluation/validation" (2,) loss and accuracy on the clients'
+    validation data, weighted by importance
+`checkpoints`      where a run resumes: run_id, rounds_done, content (.npz of model and policy state)
+
+Arrays without another note are raw little-endian bytes: `numpy.frombuffer(value, "<f8")`. A number NaN is NULL. In
+`spec`, `settings` and `parameters`, infinity (`kappa2 = inf`) is the word Infinity, and NaN NaN, as in JSON5.
+
+One round is one transaction: its rows, the run's progress and (mostly) the checkpoint. Where checkpoints are large they
+are written less often; rows beyond the last checkpoint are dropped on resuming and computed again, with equal content.
+"""
 
 from __future__ import annotations
 

@@ -1,45 +1,7 @@
 """The store: every result in one database, SQLite by default, any SQLAlchemy URL otherwise.
 
-Schema, version 1. Public: scripts may read it with any SQL tool. Rounds count from 0. JSON columns are text.
-
-`fedpick_schema`   version, written_by                                     one row
-`experiments`      one row per spec (a set of policies x seeds on one setting)
-    id, hash (SHA-256 of the spec, unique), title, spec (JSON, as the TOML), touched (grows with every `fedpick run`:
-    the largest is the latest), touched_at (UTC)
-`members`          which runs belong to an experiment; one run may belong to several
-    experiment_id, position (of the policy in the spec), seed, label (of the policy), run_id
-`federations`      one row per data set x partition x seed
-    id, key, data, partition (names), num_clients N, num_classes L,
-    num_examples  (N,) float64, label_histogram  (N, L) int32 or NULL
-`runs`             one policy with one seed on one setting; the manifest
-    id, key (SHA-256 of `settings`, unique), policy (registry name), parameters (JSON, all of them), seed,
-    settings (JSON: everything that decides the rows), federation_id, status ("new", "running", "stopped", "done",
-    "failed"), rounds_done, accuracy (latest), model_bytes, reference (BibTeX of the policy), error,
-    manifest (JSON: versions, host, simulator, started_at), wall_seconds
-`rounds`           one row per run and round
-    run_id, round, num_available, num_selected, num_completed,
-    accuracy, loss          on the test set after the round; NULL where not evaluated
-    train_loss              mean over those who completed; NULL for nobody
-    objective               everybody's loss weighted by importance; NULL where not measured
-    local_accuracy          on the clients' own test data, weighted by importance; NULL where not measured
-    models_down, updates_up, scalars_up, bytes_down, bytes_up    since the start of the run, this round included
-    select_seconds, measure_seconds, train_seconds, evaluate_seconds    this round alone
-    diagnostics             JSON: the plain values that the policy reported
-`selections`       one row per run and round; k clients chosen
-    run_id, round, clients (k,) int32, given_weights (k,) float64 as the policy gave them or NULL (it gave none),
-    weights (k,) float64 as they entered the model, completed (k,) uint8, loss, train_loss, duration, update_norm
-    (k,) float64 each (NaN: not reported), available: NULL (everybody), or zlib of numpy.packbits of the (N,) mask
-`arrays`           larger things, where there are any
-    run_id, round, name, value (zlib of a .npy file). Names: "policy/..." the arrays in the policy's diagnostics,
-    "evaluation/losses" (N,) everybody's loss, "evaluation/validation" (2,) loss and accuracy on the clients'
-    validation data, weighted by importance
-`checkpoints`      where a run goes on: run_id, rounds_done, content (.npz of model and policy state)
-
-Arrays without another note are raw little-endian bytes: `numpy.frombuffer(value, "<f8")`. A number NaN is NULL. In
-`spec`, `settings` and `parameters`, infinity (`kappa2 = inf`) is the word Infinity, and NaN NaN, as in JSON5.
-
-One round is one transaction: its rows, the run's progress and (mostly) the checkpoint. Where checkpoints are large they
-are written less often; rows beyond the last checkpoint are then dropped on resuming and come out the same again.
+`fedpick.experiments.schema` describes the tables, which are public: scripts may read them with any SQL tool. One round
+is one transaction: its rows, the progress of the run and, mostly, the checkpoint.
 """
 
 from __future__ import annotations
@@ -50,30 +12,39 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import fedpick
+from fedpick.core import checkpoint
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import FedpickError, InvalidInput
+from fedpick.core.record import Counters, RoundRecord, Timings
+from fedpick.core.types import Outcome, Selection
 from fedpick.experiments import DEFAULT_STORE
 from fedpick.experiments import schema as tables
-from fedpick.experiments.records import (
-    RoundRecord,
+from fedpick.experiments.encoding import (
     array_bytes,
+    bytes_array,
     float_bytes,
+    floats_from,
+    from_json,
     index_bytes,
+    indices_from,
     mask_bytes,
+    mask_from,
     split_diagnostics,
     utc_now,
 )
 from fedpick.experiments.schema import sa
 from fedpick.experiments.spec import Spec
-from fedpick.experiments.store_read import Reader
 
-__all__ = ["Store", "StoreError", "in_a_sentence", "open_store"]
+__all__ = ["Experiment", "FederationFacts", "Run", "Store", "StoreError", "in_a_sentence", "open_store"]
 
 
 class StoreError(InvalidInput):
@@ -162,8 +133,76 @@ def _require_place(file: Path, create: bool) -> None:
             ) from error
 
 
-class Store(Reader):
-    """One database of results; see the module for its tables. Reading is in `Reader`."""
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One spec in the store."""
+
+    id: int
+    hash: str
+    title: str
+    spec: Mapping[str, Any]
+    """As the TOML file: spec["run"]["targets"], ..."""
+    touched_at: str
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it wants. A run that it shares with another experiment may have more."""
+        return int(self.spec["run"]["rounds"])
+
+    @property
+    def targets(self) -> tuple[float, ...]:
+        """The accuracies of the rounds-to-target table."""
+        return tuple(self.spec["run"].get("targets", ()))
+
+    @property
+    def loss_targets(self) -> tuple[float, ...]:
+        """Likewise for the global training loss."""
+        return tuple(self.spec["run"].get("loss_targets", ()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One policy with one seed, as a member of an experiment."""
+
+    id: int
+    key: str
+    label: str
+    """What the experiment calls the policy: the line in tables."""
+    position: int
+    """Of the policy in the spec: the order in tables."""
+    policy: str
+    parameters: Mapping[str, Any]
+    seed: int
+    settings: Mapping[str, Any]
+    federation_id: int | None
+    status: str
+    rounds_done: int
+    accuracy: float | None
+    model_bytes: int | None
+    reference: str
+    error: str | None
+    manifest: Mapping[str, Any]
+    wall_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FederationFacts:
+    """What the clients have."""
+
+    id: int
+    data: str
+    partition: str
+    num_clients: int
+    num_classes: int
+    num_examples: FloatArray
+    """(N,)"""
+    label_histogram: NDArray[np.int32] | None
+    """(N, L)"""
+
+
+
+class Store:
+    """One database of results."""
 
     def __init__(self, where: str | Path = DEFAULT_STORE, *, create: bool = True, read_only: bool = False) -> None:
         url = _engine_url(where)
@@ -187,7 +226,7 @@ class Store(Reader):
             ) from error
         if url.get_backend_name() == "sqlite":
             _set_up_sqlite(engine, read_only)
-        super().__init__(engine)
+        self.engine = engine
         self._writer = engine.execution_options(fedpick_writes=True)
         self._prepare(create)
 
@@ -322,7 +361,7 @@ class Store(Reader):
         self, run_id: int, record: RoundRecord, *, checkpoint: bytes | None, wall_seconds: float = 0.0
     ) -> None:
         """Commit one round: rows, progress and, where given, the checkpoint after it."""
-        text, found = split_diagnostics(record.diagnostics)
+        text, found = split_diagnostics(record.selection.diagnostics)
         stored = {f"policy/{name}": value for name, value in found.items()}
         stored |= {f"evaluation/{name}": value for name, value in record.evaluation.items()}
         key = {"run_id": run_id, "round": record.index}
@@ -341,6 +380,167 @@ class Store(Reader):
                 f"Round {record.index} of run {run_id} is in {self.name} already: is another process working on this "
                 "experiment? Let it finish, or give this one another --store."
             ) from error
+
+    # Reading
+
+    def _rows(self, query: sa.Select[Any]) -> list[Any]:
+        with self.engine.connect() as connection:
+            return list(connection.execute(query).all())
+
+    def experiments(self) -> list[Experiment]:
+        """All of them, the latest first."""
+        query = sa.select(tables.experiments).order_by(tables.experiments.c.touched.desc())
+        return [_experiment(row) for row in self._rows(query)]
+
+    def experiment(self, which: str | int | None = None) -> Experiment:
+        """By id, title or the first letters of the hash; None: the latest."""
+        known = self.experiments()
+        if not known:
+            raise InvalidInput("There is no experiment in this store yet. Make one: fedpick run SPEC.toml.")
+        if which is None:
+            return known[0]
+        text = str(which)
+        for matches in (
+            [each for each in known if str(each.id) == text or each.title == text],
+            [each for each in known if len(text) >= 4 and each.hash.startswith(text)],
+        ):
+            if matches:
+                return matches[0]
+        listing = ", ".join(f"{each.id} ({each.title})" for each in known)
+        raise InvalidInput(f"There is no experiment {text!r} in this store. It has: {listing}.")
+
+    def runs(self, experiment_id: int) -> list[Run]:
+        """The runs of an experiment: by policy, as in the spec, then by seed."""
+        query = (
+            sa.select(tables.runs, tables.members.c.label, tables.members.c.position)
+            .join(tables.members, tables.members.c.run_id == tables.runs.c.id)
+            .where(tables.members.c.experiment_id == experiment_id)
+            .order_by(tables.members.c.position, tables.members.c.seed)
+        )
+        return [_run(row) for row in self._rows(query)]
+
+    def run(self, run_id: int) -> Run:
+        """One run by its id, outside of any experiment: its label is the policy's name."""
+        rows = self._rows(_RUNS.where(tables.runs.c.id == run_id))
+        if not rows:
+            raise InvalidInput(f"There is no run {run_id} in this store.")
+        return _run(rows[0])
+
+    def runs_with(self, keys: list[str]) -> list[Run]:
+        """The runs with these keys that are there already; see `run` for their labels."""
+        return [_run(row) for row in self._rows(_RUNS.where(tables.runs.c.key.in_(keys)))]
+
+    def progress(self, run_ids: list[int]) -> dict[int, tuple[str, int, float | None]]:
+        """run -> (status, rounds done, latest accuracy)."""
+        columns = tables.runs.c
+        query = sa.select(columns.id, columns.status, columns.rounds_done, columns.accuracy).where(
+            columns.id.in_(run_ids)
+        )
+        return {row.id: (row.status, row.rounds_done, row.accuracy) for row in self._rows(query)}
+
+    def rounds(self, run_id: int, limit: int | None = None) -> dict[str, NDArray[Any]]:
+        """The columns of `rounds` as arrays in order of the rounds, NaN for NULL; `diagnostics` as a list of dicts."""
+        query = sa.select(tables.rounds).where(tables.rounds.c.run_id == run_id).order_by(tables.rounds.c.round)
+        if limit is not None:
+            query = query.where(tables.rounds.c.round < limit)
+        rows = self._rows(query)
+        columns: dict[str, Any] = {}
+        for position, column in enumerate(tables.rounds.c):
+            values = [row[position] for row in rows]
+            if column.name == "diagnostics":
+                columns[column.name] = np.array([from_json(value) for value in values], dtype=object)
+            elif isinstance(column.type, sa.Double):
+                columns[column.name] = np.array([np.nan if value is None else value for value in values], np.float64)
+            elif column.name != "run_id":
+                columns[column.name] = np.array(values, np.int64)
+        return columns
+
+    def federation(self, federation_id: int) -> FederationFacts:
+        """What the clients of some runs have."""
+        row = self._rows(sa.select(tables.federations).where(tables.federations.c.id == federation_id))[0]
+        histogram = None
+        if row.label_histogram is not None:
+            histogram = np.frombuffer(row.label_histogram, "<i4").reshape(row.num_clients, row.num_classes)
+        return FederationFacts(
+            id=row.id,
+            data=row.data,
+            partition=row.partition,
+            num_clients=row.num_clients,
+            num_classes=row.num_classes,
+            num_examples=floats_from(row.num_examples),
+            label_histogram=histogram,
+        )
+
+    def records(self, run_id: int, limit: int | None = None) -> Iterator[RoundRecord]:
+        """Yield the stored rounds in order. Large runs fit: the rows are read in small batches."""
+        rounds, selections = tables.rounds, tables.selections
+        shared = (selections.c.run_id == rounds.c.run_id) & (selections.c.round == rounds.c.round)
+        query = sa.select(*_RECORD_COLUMNS).join(selections, shared).where(rounds.c.run_id == run_id)
+        if limit is not None:
+            query = query.where(rounds.c.round < limit)
+        size = self._num_clients(run_id)
+        with self.engine.connect() as connection:
+            for row in connection.execution_options(yield_per=64).execute(query.order_by(rounds.c.round)):
+                yield _record(row._mapping, size)
+
+    def _num_clients(self, run_id: int) -> int:
+        query = (
+            sa.select(tables.federations.c.num_clients)
+            .join(tables.runs, tables.runs.c.federation_id == tables.federations.c.id)
+            .where(tables.runs.c.id == run_id)
+        )
+        rows = self._rows(query)
+        return int(rows[0][0]) if rows else 0
+
+    def selection_counts(self, run_id: int, limit: int | None = None) -> NDArray[np.int64]:
+        """(N,) how often each client was chosen."""
+        counts = np.zeros(self._num_clients(run_id), np.int64)
+        columns = tables.selections.c
+        query = sa.select(columns.clients).where(columns.run_id == run_id)
+        if limit is not None:
+            query = query.where(columns.round < limit)
+        for (content,) in self._rows(query):
+            counts[indices_from(content)] += 1
+        return counts
+
+    def array_names(self, run_id: int) -> dict[str, list[int]]:
+        """name -> the rounds in which such an array was stored."""
+        columns = tables.arrays.c
+        query = sa.select(columns.name, columns.round).where(columns.run_id == run_id).order_by(columns.round)
+        found: dict[str, list[int]] = {}
+        for name, round_index in self._rows(query):
+            found.setdefault(name, []).append(round_index)
+        return found
+
+    def array(self, run_id: int, round_index: int, name: str) -> NDArray[Any]:
+        """One stored array."""
+        columns = tables.arrays.c
+        query = sa.select(columns.value).where(
+            columns.run_id == run_id, columns.round == round_index, columns.name == name
+        )
+        rows = self._rows(query)
+        if not rows:
+            raise InvalidInput(f"Run {run_id} stored no array {name!r} in round {round_index}.")
+        return bytes_array(rows[0][0])
+
+    def arrays(self, run_id: int, name: str, limit: int | None = None) -> Iterator[tuple[int, NDArray[Any]]]:
+        """(round, array) for every round that stored an array of this name."""
+        columns = tables.arrays.c
+        query = sa.select(columns.round, columns.value).where(columns.run_id == run_id, columns.name == name)
+        query = query.order_by(columns.round)
+        if limit is not None:
+            query = query.where(columns.round < limit)
+        with self.engine.connect() as connection:
+            for row in connection.execution_options(yield_per=64).execute(query):
+                yield row.round, bytes_array(row.value)
+
+    def policy_state(self, run_id: int) -> dict[str, NDArray[Any]]:
+        """The arrays of the policy's state at the latest checkpoint (an embedding it learned, ...), by field name."""
+        rows = self._rows(sa.select(tables.checkpoints.c.content).where(tables.checkpoints.c.run_id == run_id))
+        if not rows:
+            return {}
+        arrays, _ = checkpoint.unpack(rows[0][0], "A checkpoint in the store")
+        return {name.removeprefix("policy/"): value for name, value in arrays.items() if name.startswith("policy/")}
 
 
 # Made once: made anew for every round they took more than a third of the time it takes to write one.
@@ -374,27 +574,82 @@ def _number(value: float | None) -> float | None:
 
 
 def _round_row(record: RoundRecord) -> dict[str, Any]:
-    reported = record.train_loss[record.completed & np.isfinite(record.train_loss)]
+    outcome = record.outcome
+    reported = outcome.train_loss[outcome.completed & np.isfinite(outcome.train_loss)]
     return {
-        "num_available": int(np.count_nonzero(record.available)),
-        "num_selected": len(record.clients),
-        "num_completed": int(np.count_nonzero(record.completed)),
+        "num_available": record.num_available,
+        "num_selected": len(outcome.clients),
+        "num_completed": int(np.count_nonzero(outcome.completed)),
         "accuracy": _number(record.test_accuracy),
         "loss": _number(record.test_loss),
         "train_loss": float(reported.mean()) if len(reported) else None,
         "objective": _number(record.objective),
         "local_accuracy": _number(record.local_accuracy),
-        **{name: int(value) for name, value in record.counters.items()},
-        **{f"{name}_seconds": float(value) for name, value in record.seconds.items()},
+        **record.counters.as_dict(),
+        **{f"{name}_seconds": value for name, value in record.seconds.as_dict().items()},
     }
 
 
 def _selection_row(record: RoundRecord) -> dict[str, Any]:
+    given = record.selection.weights
     return {
-        "clients": index_bytes(record.clients),
-        "given_weights": None if record.given_weights is None else float_bytes(record.given_weights),
+        "clients": index_bytes(record.selection.clients),
+        "given_weights": None if given is None else float_bytes(given),
         "weights": float_bytes(record.weights),
-        "completed": record.completed.astype(np.uint8).tobytes(),
-        **{name: float_bytes(getattr(record, name)) for name in ("loss", "train_loss", "duration", "update_norm")},
+        "completed": record.outcome.completed.astype(np.uint8).tobytes(),
+        **{name: float_bytes(getattr(record.outcome, name)) for name in _REPORTS},
         "available": mask_bytes(record.available),
     }
+
+
+_REPORTS = ("loss", "train_loss", "duration", "update_norm")
+_COUNTERS = tuple(item.name for item in fields(Counters))
+_SECONDS = tuple(item.name for item in fields(Timings))
+# Both tables have a train_loss: the mean of the round, and the reports.
+_RECORD_COLUMNS = (
+    *(column.label(f"{column.name}_mean" if column.name in _REPORTS else column.name) for column in tables.rounds.c),
+    *(column for column in tables.selections.c if column.name not in ("run_id", "round")),
+)
+
+
+def _record(row: Mapping[str, Any], num_clients: int) -> RoundRecord:
+    """The record of a stored round. Arrays of its diagnostics and evaluations are read with `Store.array`."""
+    clients, given = indices_from(row["clients"]), row["given_weights"]
+    outcome = Outcome(
+        index=row["round"],
+        clients=clients,
+        completed=np.frombuffer(row["completed"], np.uint8).astype(bool),
+        **{name: floats_from(row[name]) for name in _REPORTS},
+    )
+    return RoundRecord(
+        index=row["round"],
+        selection=Selection(
+            clients=clients,
+            weights=None if given is None else floats_from(given),
+            diagnostics=from_json(row["diagnostics"]),
+        ),
+        outcome=outcome,
+        weights=floats_from(row["weights"]),
+        available=mask_from(row["available"], num_clients),
+        counters=Counters(**{name: row[name] for name in _COUNTERS}),
+        seconds=Timings(**{name: row[f"{name}_seconds"] or 0.0 for name in _SECONDS}),
+        test_loss=row["loss_mean"],
+        test_accuracy=row["accuracy"],
+        objective=row["objective"],
+        local_accuracy=row["local_accuracy"],
+    )
+
+
+_RUNS = sa.select(tables.runs, tables.runs.c.policy.label("label"), sa.literal(0).label("position"))
+
+
+def _experiment(row: Any) -> Experiment:
+    return Experiment(id=row.id, hash=row.hash, title=row.title, spec=from_json(row.spec), touched_at=row.touched_at)
+
+
+def _run(row: Any) -> Run:
+    values = dict(row._mapping)
+    for name in ("parameters", "settings", "manifest"):
+        values[name] = from_json(values[name] or "{}")
+    values["reference"] = values["reference"] or ""
+    return Run(**values)

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedpick.core.errors import InvalidInput
 from fedpick.experiments.spec import PolicySpec, Spec
-from fedpick.experiments.store_read import Experiment, Reader, Run
+from fedpick.experiments.store import Experiment, Store, Run
 from fedpick.experiments.toml import toml_text
 
 __all__ = ["SCORES", "Candidate", "Choice", "candidates", "choose", "grid_spec", "tuned_spec", "tuned_text"]
@@ -122,7 +122,7 @@ def grid_spec(spec: Spec, grid: Sequence[Candidate], *, holdout: float = 0.2) ->
 
 
 def choose(
-    store: Reader,
+    store: Store,
     experiment: Experiment,
     spec: Spec,
     grid: Sequence[Candidate],
@@ -153,7 +153,7 @@ def choose(
     return choices
 
 
-def _score(store: Reader, runs: Sequence[Run], rounds: int, score: str, evaluations: int) -> float | None:
+def _score(store: Store, runs: Sequence[Run], rounds: int, score: str, evaluations: int) -> float | None:
     """Mean over the seeds of the mean over the last evaluations; None where a loss is not finite or a run is short."""
     values = []
     for run in runs:

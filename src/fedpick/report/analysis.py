@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput, unknown_name
-from fedpick.experiments.store_read import Experiment, Reader, Run
+from fedpick.experiments.store import Experiment, Store, Run
 
 __all__ = [
     "PARTS",
@@ -102,7 +102,7 @@ class Results:
         ]
 
 
-def load_results(store: Reader, experiment: Experiment) -> Results:
+def load_results(store: Store, experiment: Experiment) -> Results:
     """Read an experiment. A run that another experiment continued is cut to this one's number of rounds."""
     grouped: dict[str, list[RunResults]] = {}
     for run in store.runs(experiment.id):
@@ -345,7 +345,7 @@ def setting_of(run: Run, path: str) -> Any:
 
 
 def over_setting(
-    store: Reader,
+    store: Store,
     experiments: Sequence[Experiment],
     path: str,
     measure: RunMeasure = final_accuracy,

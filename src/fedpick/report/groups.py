@@ -27,7 +27,7 @@ from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import FedpickError, InvalidInput
 from fedpick.core.types import Clients
 from fedpick.experiments.input_files import refuse_changed_files
-from fedpick.experiments.store_read import Reader, Run
+from fedpick.experiments.store import Store, Run
 from fedpick.report.analysis import Results
 from fedpick.theory.ca_fed import chi_square_divergence, total_variation
 
@@ -116,7 +116,7 @@ class GroupAccount:
         return float(self.distance[-1]) if self.realized else None
 
 
-def groups_of(store: Reader, run: Run, grouping: str) -> Groups:
+def groups_of(store: Store, run: Run, grouping: str) -> Groups:
     """Group the clients of a run; the module describes the groupings."""
     if grouping not in GROUPINGS:
         raise InvalidInput(f"Clients are grouped by {' or '.join(sorted(GROUPINGS))}. Got {grouping!r}.")
@@ -129,7 +129,7 @@ def groups_of(store: Reader, run: Run, grouping: str) -> Groups:
     return found
 
 
-def find_groups(store: Reader, run: Run, most: int = _MOST_GROUPS) -> Groups | None:
+def find_groups(store: Store, run: Run, most: int = _MOST_GROUPS) -> Groups | None:
     """Group by cluster if there are clusters, else by availability.
 
     None if all clients are in one group, or if the process cannot be rebuilt: its file is missing or has changed, or
@@ -162,7 +162,7 @@ def _grouped(trace: availability.Trace, grouping: str) -> Groups | None:
     return Groups(grouping, names, member.astype(np.int64), np.asarray(trace.correlation, np.float64))
 
 
-def _rebuilt_trace(store: Reader, run: Run) -> availability.Trace:
+def _rebuilt_trace(store: Store, run: Run) -> availability.Trace:
     """The availability of the run, from its settings, its seed and the sizes and labels of its clients."""
     if run.federation_id is None:
         raise InvalidInput(
@@ -177,7 +177,7 @@ def _rebuilt_trace(store: Reader, run: Run) -> availability.Trace:
     return availability.get(options.pop("name"), **options).start(clients, seed)
 
 
-def accounts_of(store: Reader, results: Results, grouping: str | None = None) -> dict[int, GroupAccount]:
+def accounts_of(store: Store, results: Results, grouping: str | None = None) -> dict[int, GroupAccount]:
     """The account of every run that has begun, by run id. `grouping` None: see `find_groups`; runs may be missing."""
     # Policies share the availability of a seed: rebuild it once.
     known: dict[str, Groups | None] = {}
@@ -195,7 +195,7 @@ def accounts_of(store: Reader, results: Results, grouping: str | None = None) ->
     return accounts
 
 
-def account_groups(store: Reader, run: Run, groups: Groups, limit: int | None = None) -> GroupAccount:
+def account_groups(store: Store, run: Run, groups: Groups, limit: int | None = None) -> GroupAccount:
     """The account of one run over its first `limit` rounds."""
     if run.federation_id is None:
         raise InvalidInput(f"The run of {run.label} with seed {run.seed} has not begun: it has no rounds yet.")
@@ -205,13 +205,13 @@ def account_groups(store: Reader, run: Run, groups: Groups, limit: int | None = 
     weight = np.zeros(len(groups.member))
     present, chosen, met, passed = np.zeros((4, count))
     cumulative, distance = [], []
-    for row in store.selections(run.id, limit):
-        there, taken = groups.sums(row.available), np.bincount(groups.member[row.clients], minlength=count)
+    for record in store.records(run.id, limit):
+        there, taken = groups.sums(record.available), np.bincount(groups.member[record.selection.clients], minlength=count)
         present += there
         chosen += taken
         met += there > 0
         passed += (there > 0) & (taken == 0)
-        np.add.at(weight, row.clients, row.weights)
+        np.add.at(weight, record.selection.clients, record.weights)
         total = weight.sum()
         cumulative.append(groups.sums(weight / total) if total > 0 else np.full(count, np.nan))
         distance.append(total_variation(target, weight / total) if total > 0 else np.nan)
@@ -236,7 +236,7 @@ def _by_name(groups: Groups, values: FloatArray) -> dict[str, float]:
     return {name: float(value) for name, value in zip(groups.names, values, strict=True)}
 
 
-def _excluded(store: Reader, run: Run, groups: Groups, limit: int | None) -> dict[str, tuple[float, float]]:
+def _excluded(store: Store, run: Run, groups: Groups, limit: int | None) -> dict[str, tuple[float, float]]:
     """See `GroupAccount.excluded`."""
     sizes = groups.sizes
     some, whole, count = np.zeros(len(sizes)), np.zeros(len(sizes)), 0

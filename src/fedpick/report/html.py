@@ -24,7 +24,7 @@ import numpy as np
 import fedpick
 from fedpick.core.errors import MissingDependency
 from fedpick.core.writing import refuse_directory, write_atomically
-from fedpick.experiments.store_read import Experiment, Reader
+from fedpick.experiments.store import Experiment, Store
 from fedpick.experiments.toml import toml_text
 from fedpick.report import analysis
 from fedpick.report.analysis import Quantity, Results, RunResults
@@ -44,7 +44,7 @@ _MOST_LINES = 20
 
 
 def write_report(
-    store: Reader | str | Path,
+    store: Store | str | Path,
     path: str | Path = "report.html",
     experiment: Experiment | str | int | None = None,
     *,

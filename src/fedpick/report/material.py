@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.experiments.store import open_store
-from fedpick.experiments.store_read import Experiment, FederationFacts, Reader
+from fedpick.experiments.store import Experiment, FederationFacts, Store
 from fedpick.report.analysis import PolicyResults, Results, RunResults, load_results
 from fedpick.report.groups import EXCLUDED as EXCLUDED_MASK
 from fedpick.report.groups import GroupAccount, accounts_of
@@ -85,7 +85,7 @@ class RunHistory:
 class Material:
     """Everything that the charts of one experiment are made of."""
 
-    store: Reader
+    store: Store
     results: Results
     histories: Mapping[int, RunHistory]
     """By run id; only runs that have begun."""
@@ -121,9 +121,9 @@ class Material:
 
 
 @contextmanager
-def opened(store: Reader | str | Path) -> Iterator[Reader]:
+def opened(store: Store | str | Path) -> Iterator[Store]:
     """Open the store at a path or URL for the duration of the block; pass an open store through."""
-    if isinstance(store, Reader):
+    if isinstance(store, Store):
         yield store
         return
     own = open_store(store)
@@ -134,7 +134,7 @@ def opened(store: Reader | str | Path) -> Iterator[Reader]:
 
 
 def read_material(
-    store: Reader, experiment: Experiment | str | int | None = None, *, grouping: str | None = None
+    store: Store, experiment: Experiment | str | int | None = None, *, grouping: str | None = None
 ) -> Material:
     """Read one experiment (None: the latest). `grouping`: one of GROUPINGS; None: the most telling one, if any."""
     which = experiment.id if isinstance(experiment, Experiment) else experiment
@@ -200,7 +200,7 @@ class _RasterBuilder:
         )
 
 
-def read_history(store: Reader, results: RunResults, federation: FederationFacts | None) -> RunHistory:
+def read_history(store: Store, results: RunResults, federation: FederationFacts | None) -> RunHistory:
     """Read the rounds of one run."""
     num_rounds = len(results.rounds["round"])
     num_clients = 0 if federation is None else federation.num_clients
@@ -213,11 +213,11 @@ def read_history(store: Reader, results: RunResults, federation: FederationFacts
     weight_per_client = np.zeros(num_clients)
     # Update the sums by the cohort alone: O(k) per round, not O(N).
     total = squares = covered = 0
-    for step, row in enumerate(store.selections(results.run.id, limit=results.wanted)):
+    for step, record in enumerate(store.records(results.run.id, limit=results.wanted)):
         if step >= num_rounds:
             break  # the run is still going: `results` was read a moment earlier
-        before = counts[row.clients]
-        counts[row.clients] = before + 1
+        before = counts[record.selection.clients]
+        counts[record.selection.clients] = before + 1
         total += len(before)
         squares += int((2 * before + 1).sum())
         covered += int(np.count_nonzero(before == 0))
@@ -226,14 +226,14 @@ def read_history(store: Reader, results: RunResults, federation: FederationFacts
             columns["coverage"][step] = covered / num_clients
         if squares:
             columns["jain"][step] = total**2 / (num_clients * squares)
-        weight, weight_squares = float(row.weights.sum()), float((row.weights**2).sum())
+        weight, weight_squares = float(record.weights.sum()), float((record.weights**2).sum())
         columns["weight_sum"][step] = weight
-        columns["weight_max"][step] = row.weights.max(initial=0.0)
+        columns["weight_max"][step] = record.weights.max(initial=0.0)
         columns["effective"][step] = weight**2 / weight_squares if weight_squares > 0 else 0.0
-        np.add.at(weight_per_client, row.clients, row.weights)
-        raster.add(step, row.available, row.clients, row.completed)
+        np.add.at(weight_per_client, record.selection.clients, record.weights)
+        raster.add(step, record.available, record.selection.clients, record.outcome.completed)
         if labels is not None and histogram is not None:
-            mix = histogram[row.clients[row.completed]].sum(axis=0, dtype=np.int64)
+            mix = histogram[record.selection.clients[record.outcome.completed]].sum(axis=0, dtype=np.int64)
             if mix.sum() > 0:
                 labels[step] = mix / mix.sum()
     if raster.is_exact:

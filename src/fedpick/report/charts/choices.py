@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedpick.core.arrays import FloatArray
-from fedpick.experiments.store_read import FederationFacts
+from fedpick.experiments.store import FederationFacts
 from fedpick.report.analysis import PolicyResults, Quantity, RunResults
 from fedpick.report.charts.chart import Chart, Measure, cell, column, line_chart, numbers, packed
 from fedpick.report.groups import GroupAccount

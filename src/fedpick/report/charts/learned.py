@@ -9,7 +9,7 @@ import numpy as np
 
 from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import MissingDependency
-from fedpick.experiments.store_read import FederationFacts
+from fedpick.experiments.store import FederationFacts
 from fedpick.report.analysis import RunResults
 from fedpick.report.charts.chart import Chart, Measure, PerRound, line_chart, numbers
 from fedpick.report.material import Material, RunHistory

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
-from fedpick.experiments.store_read import Experiment, Reader
+from fedpick.experiments.store import Experiment, Store
 from fedpick.report.charts import sections_of
 from fedpick.report.charts.chart import Chart, Style, styles_of, unpacked
 from fedpick.report.figures.canvas import FORMATS, new_figure, require_matplotlib, save_figure
@@ -59,7 +59,7 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def write_figures(
-    store: Reader | str | Path,
+    store: Store | str | Path,
     folder: str | Path,
     formats: Sequence[str] = ("png", "svg"),
     experiment: Experiment | str | int | None = None,

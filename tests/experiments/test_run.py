@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from fedpick.experiments import presets
 from fedpick.experiments.executors import StopFlag
 from fedpick.experiments.progress import Progress
 from fedpick.experiments.runner import run
-from fedpick.experiments.simulation import build, refuse_early
+from fedpick.experiments.run import build, refuse_early
 from fedpick.experiments.spec import SpecError, parse_spec
 from fedpick.experiments.store import Store
 from fedpick.report import analysis, tables
@@ -167,8 +166,8 @@ def test_a_history_shows_the_masks_before_the_first_round_and_resumes_exactly(tm
     member = whole.runs(1)[0]
     clients = build(member.settings).session.clients
     trace = availability.get("markov", availability=0.6).start(clients, 0)
-    for row in whole.selections(member.id):
-        assert np.array_equal(row.available, trace.mask(40 + row.round))
+    for record in whole.records(member.id):
+        assert np.array_equal(record.available, trace.mask(40 + record.index))
     # 40 rounds of the past and 6 of the run were counted; nothing was sent for the former.
     state = whole.policy_state(member.id)
     masks = np.array([trace.mask(index) for index in range(46)])
@@ -179,20 +178,20 @@ def test_a_history_shows_the_masks_before_the_first_round_and_resumes_exactly(tm
 def test_an_estimator_starts_with_what_the_history_showed():
     spec = history_spec(("unbiased",), 30)
     simulation = build(spec.settings_of(spec.policies[0], 0))
-    first = next(iter(simulation.rounds()))
+    first = next(iter(simulation.rounds(1)))
     assert first.index == 0
     masks = np.array([simulation.trace.mask(index) for index in range(31)])
     estimate = (1 + masks.sum(axis=0)) / (2 + 31)  # the prior is one round of each kind
     factor = masks[30].sum() / 3  # three of those who are there
-    expected = (simulation.session.clients.importance / estimate)[first.clients] * factor
-    assert first.given_weights == pytest.approx(expected)
+    expected = (simulation.session.clients.importance / estimate)[first.selection.clients] * factor
+    assert first.selection.weights == pytest.approx(expected)
 
 
 def test_a_policy_that_measures_even_without_a_budget_is_refused_with_a_history():
     spec = history_spec(("fedcor",), 5)
     settings = spec.settings_of(spec.policies[0], 0)
     with pytest.raises(InvalidInput, match="history shows masks alone"):
-        next(iter(build(settings).rounds()))
+        next(iter(build(settings).rounds(1)))
     with pytest.raises(InvalidInput, match="history shows masks alone"):
         refuse_early([settings])
 
@@ -200,7 +199,7 @@ def test_a_policy_that_measures_even_without_a_budget_is_refused_with_a_history(
 def test_validation_is_measured_on_the_hold_out():
     spec = small_spec(("uniform",), run={"rounds": 4, "validation_every": 2})
     simulation = build(spec.settings_of(spec.policies[0], 0))
-    records = [record.evaluation for record in islice(simulation.rounds(), 4)]
+    records = [record.evaluation for record in simulation.rounds(4)]
     assert ["validation" in evaluation for evaluation in records] == [False, True, False, True]
     loss, accuracy = records[3]["validation"]
     simulator = simulation.simulator
@@ -244,7 +243,7 @@ def trace_spec(file, **run_section):
 
 
 def test_a_changed_file_of_device_logs_is_not_mixed_in(tmp_path):
-    from fedpick.experiments.worker import work
+    from fedpick.experiments.run import compute
     from fedpick.report.groups import find_groups, groups_of
 
     log = tmp_path / "log.csv"
@@ -265,7 +264,7 @@ def test_a_changed_file_of_device_logs_is_not_mixed_in(tmp_path):
             run(trace_spec(log, **changes), store, processes=1)
     assert len(store.experiments()) == 2  # nothing was put down for them
     with pytest.raises(InvalidInput, match="is not the one this run was begun with"):
-        work(store, first.id, 4)
+        compute(store, first.id, 4)
     with pytest.raises(InvalidInput, match="is not the one this run was begun with"):
         groups_of(store, first, "availability")
     assert find_groups(store, first) is None

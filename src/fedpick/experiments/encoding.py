@@ -1,4 +1,4 @@
-"""What crosses between a simulation and the store: one record per round, and how arrays become bytes."""
+"""How arrays and plain values become the bytes and texts of the store's columns, and back."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ import json
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.arrays import FloatArray
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import StateFileError
 
 __all__ = [
     "LARGEST_ARRAY",
-    "RoundRecord",
     "array_bytes",
     "bytes_array",
     "float_bytes",
@@ -29,57 +27,21 @@ __all__ = [
     "indices_from",
     "mask_bytes",
     "mask_from",
-    "pack_checkpoint",
     "split_diagnostics",
     "to_json",
-    "unpack_checkpoint",
     "utc_now",
 ]
 
 LARGEST_ARRAY = 4_000_000
-"""Policies' diagnostics with more bytes than this are not stored; their shape is noted instead."""
+"""Diagnostics with more bytes than this are not stored; their shape is noted instead."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RoundRecord:
-    """One round, as it goes into the store."""
-
-    index: int
-    available: NDArray[np.bool_]
-    """(N,)"""
-    clients: NDArray[np.int64]
-    """(k,) the cohort."""
-    given_weights: FloatArray | None
-    """(k,) as the policy gave them; None: it gave none."""
-    weights: FloatArray
-    """(k,) as they entered the model; 0 for those who did not complete."""
-    completed: NDArray[np.bool_]
-    loss: FloatArray
-    train_loss: FloatArray
-    duration: FloatArray
-    update_norm: FloatArray
-    counters: Mapping[str, int]
-    """models_down, updates_up, scalars_up, bytes_down, bytes_up since the start, this round included."""
-    seconds: Mapping[str, float]
-    """select, measure, train, evaluate: this round alone."""
-    test_accuracy: float | None = None
-    test_loss: float | None = None
-    objective: float | None = None
-    """Everybody's loss, weighted by importance."""
-    local_accuracy: float | None = None
-    """On the clients' own test data, weighted by importance."""
-    diagnostics: Mapping[str, Any] = field(default_factory=dict)
-    """What the policy and the session had to say: numbers, texts, arrays."""
-    evaluation: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Arrays measured for the record, such as the loss of every client."""
-
-
-def index_bytes(values: NDArray[np.int64]) -> bytes:
+def index_bytes(values: IntArray) -> bytes:
     """Client indices as little-endian int32."""
     return values.astype("<i4").tobytes()
 
 
-def indices_from(content: bytes) -> NDArray[np.int64]:
+def indices_from(content: bytes) -> IntArray:
     """The inverse of `index_bytes`."""
     return np.frombuffer(content, dtype="<i4").astype(np.int64)
 
@@ -94,12 +56,12 @@ def floats_from(content: bytes) -> FloatArray:
     return np.frombuffer(content, dtype="<f8").astype(np.float64)
 
 
-def mask_bytes(mask: NDArray[np.bool_]) -> bytes | None:
-    """One bit per client, packed and compressed; None: everybody."""
+def mask_bytes(mask: BoolArray) -> bytes | None:
+    """One bit per client, packed and compressed; None: all clients."""
     return None if mask.all() else zlib.compress(np.packbits(mask).tobytes(), 6)
 
 
-def mask_from(content: bytes | None, size: int) -> NDArray[np.bool_]:
+def mask_from(content: bytes | None, size: int) -> BoolArray:
     """The inverse of `mask_bytes`."""
     if content is None:
         return np.ones(size, dtype=bool)
@@ -115,7 +77,10 @@ def array_bytes(array: NDArray[Any]) -> bytes:
 
 def bytes_array(content: bytes) -> NDArray[Any]:
     """The inverse of `array_bytes`."""
-    loaded: NDArray[Any] = np.load(io.BytesIO(_decompressed(content)), allow_pickle=False)
+    try:
+        loaded: NDArray[Any] = np.load(io.BytesIO(_decompressed(content)), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise StateFileError(f"The store is damaged: an array in it cannot be read ({error}).") from error
     return loaded
 
 
@@ -127,7 +92,7 @@ def _decompressed(content: bytes) -> bytes:
 
 
 def from_json(text: str) -> Any:
-    """A column of JSON."""
+    """Parse a JSON column."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -135,7 +100,7 @@ def from_json(text: str) -> Any:
 
 
 def split_diagnostics(diagnostics: Mapping[str, Any]) -> tuple[str, dict[str, NDArray[Any]]]:
-    """(JSON of the plain values, the arrays). NaN and infinity become null: JSON has no word for them."""
+    """Return (JSON of the plain values, the arrays). NaN and infinity are written as null."""
     plain: dict[str, Any] = {}
     found: dict[str, NDArray[Any]] = {}
     for name, value in diagnostics.items():
@@ -150,15 +115,15 @@ def split_diagnostics(diagnostics: Mapping[str, Any]) -> tuple[str, dict[str, ND
 
 
 def to_json(value: Any, *, sort_keys: bool = True, indent: int | None = None, finite: bool = True) -> str:
-    """Any nest of plain values and NumPy numbers as strict JSON; what JSON has no word for becomes null or text.
+    """Write plain values and NumPy numbers as strict JSON: NaN and infinity as null, other objects as text.
 
-    `finite=False` keeps numbers that are not finite, as the words that Python's reader knows: Infinity, NaN.
+    `finite=False` writes NaN and Infinity as such, which Python's reader accepts.
     """
     return json.dumps(_plain(value, finite), sort_keys=sort_keys, indent=indent, allow_nan=not finite)
 
 
 def utc_now() -> str:
-    """The moment, for people."""
+    """The current time in UTC, in ISO format."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
@@ -174,22 +139,3 @@ def _plain(value: Any, finite: bool = True) -> Any:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(item, finite) for item in value]
     return str(value)
-
-
-def pack_checkpoint(arrays: Mapping[str, NDArray[Any]], plain: Mapping[str, Any]) -> bytes:
-    """Arrays and plain values as one .npz; never pickle."""
-    buffer = io.BytesIO()
-    text = np.frombuffer(json.dumps(plain).encode(), dtype=np.uint8)
-    # NumPy's stub takes any further keyword for its flag allow_pickle.
-    np.savez(buffer, **{f"array/{name}": value for name, value in arrays.items()}, plain=text)  # type: ignore[arg-type]
-    return buffer.getvalue()
-
-
-def unpack_checkpoint(content: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """The inverse of `pack_checkpoint`."""
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            arrays = {name.removeprefix("array/"): archive[name] for name in archive.files if name != "plain"}
-            return arrays, json.loads(archive["plain"].tobytes())
-    except (ValueError, OSError, KeyError) as error:
-        raise StateFileError(f"A checkpoint in the store is damaged: {error}. Run again with --restart.") from error
