@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpick.experiments.simulation import build
+from fedpick.experiments.run import build
 from fedpick.experiments.spec import load_spec, parse_spec
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"

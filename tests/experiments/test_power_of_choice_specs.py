@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpick.experiments.simulation import build
+from fedpick.experiments.run import build
 from fedpick.experiments.spec import load_spec, parse_spec
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"

@@ -16,8 +16,8 @@ from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.experiments import presets
 from fedpick.experiments.executors import StopFlag
 from fedpick.experiments.progress import Progress
-from fedpick.experiments.runner import run
 from fedpick.experiments.run import build, refuse_early
+from fedpick.experiments.runner import run
 from fedpick.experiments.spec import SpecError, parse_spec
 from fedpick.experiments.store import Store
 from fedpick.report import analysis, tables

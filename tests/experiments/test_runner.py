@@ -16,9 +16,9 @@ from fedpick.core.errors import InvalidInput
 from fedpick.experiments import schema as tables
 from fedpick.experiments.executors import Inline, Processes, StopFlag
 from fedpick.experiments.progress import Progress
+from fedpick.experiments.run import compute
 from fedpick.experiments.runner import default_processes, make_executor, run
 from fedpick.experiments.store import Store
-from fedpick.experiments.run import compute
 from tests.experiments.store_content import content
 from tests.experiments.tiny import SLOW, slow_spec, tiny_spec
 
@@ -97,9 +97,7 @@ def test_a_stop_comes_after_the_round_and_can_be_gone_on_from(tmp_path, processe
     flag = StopFlag()
     updates = 70 if processes == 1 else 2
     spec = slow_spec()
-    store, report = complete(
-        tmp_path, "cut", spec, processes=processes, stop=flag, progress=StopAfter(flag, updates)
-    )
+    store, report = complete(tmp_path, "cut", spec, processes=processes, stop=flag, progress=StopAfter(flag, updates))
     assert report.stopped > 0
     assert not report.complete
     monkeypatch.setenv("TINY_SLEEP", "0")

@@ -29,7 +29,6 @@ from fedpick.experiments.store import Store, StoreError, in_a_sentence, open_sto
 from tests.experiments.store_content import content
 from tests.experiments.tiny import NUM_CLASSES, NUM_CLIENTS, SLOW, empty_round, tiny_spec
 
-
 POLICIES = ({"name": SLOW, "label": "slow"}, "uniform", "afl")
 
 
@@ -77,7 +76,11 @@ def test_records_read_back_as_they_were(filled):
             assert record.test_accuracy == original.test_accuracy
             assert (record.selection.weights is None) == (original.selection.weights is None)
             for name in ("clients", "completed", "loss", "train_loss", "duration", "update_norm"):
-                assert np.array_equal(getattr(outcome, name), getattr(original.outcome, name), equal_nan=name not in ("clients", "completed"))
+                assert np.array_equal(
+                    getattr(outcome, name),
+                    getattr(original.outcome, name),
+                    equal_nan=name not in ("clients", "completed"),
+                )
             assert np.array_equal(record.weights, original.weights)
             assert np.array_equal(record.available, original.available)
             assert (record.weights[~outcome.completed] == 0).all()

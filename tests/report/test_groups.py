@@ -7,9 +7,8 @@ import pytest
 
 from fedpick import availability
 from fedpick.core.errors import InvalidInput
-from fedpick.core.types import Clients
 from fedpick.core.record import RoundRecord
-from fedpick.core.types import Outcome, Selection
+from fedpick.core.types import Clients, Outcome, Selection
 from fedpick.experiments.spec import Named
 from fedpick.experiments.store import Store
 from fedpick.report import analysis, groups, tables
@@ -101,7 +100,7 @@ def test_importance_adds_up_as_by_hand(store):
     assert account.cumulative == pytest.approx(np.array([[1, 0], [1, 0], [1, 0], [0.75, 0.25]]))
     # Weights so far: (0.5, 0.5, 0, 0); the same; (0.5, 2.5, 0, 0); (0.5, 2.5, 0, 1). Target: (0.1, 0.2, 0.3, 0.4).
     assert account.distance == pytest.approx([0.7, 0.7, 0.7, 0.5 * (0.025 + 0.425 + 0.3 + 0.15)])
-    rounds = ((row.clients, row.weights) for row in store.selections(run.id))
+    rounds = ((record.selection.clients, record.weights) for record in store.records(run.id))
     realized = cumulative_importance(rounds, 4)
     assert realized == pytest.approx([0.125, 0.625, 0, 0.25])
     assert groups.account_groups(store, run, by_cluster, limit=1).realized == {"cluster 0": 1.0, "cluster 1": 0.0}

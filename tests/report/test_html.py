@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedpick.core.errors import InvalidInput
-from fedpick.experiments.toml_text import toml_text
+from fedpick.experiments.toml import toml_text
 from fedpick.report import write_figures, write_report
 from fedpick.report.analysis import rounds_to_target
 from fedpick.report.charts import sections_of
@@ -104,18 +104,19 @@ def test_fairness_weights_and_rasters_against_the_plain_definitions(store):
     material = read_material(store)
     run = material.results.policies[0].runs[0]
     trace = material.histories[run.run.id]
-    rows = list(store.selections(run.run.id))
+    records = list(store.records(run.run.id))
     counts = np.zeros(40)
-    for step, row in enumerate(rows):
-        counts[row.clients] += 1
+    for step, record in enumerate(records):
+        clients, completed = record.selection.clients, record.outcome.completed
+        counts[clients] += 1
         assert trace.jain[step] == pytest.approx(counts.sum() ** 2 / (40 * (counts**2).sum()))
         assert trace.variance[step] == pytest.approx(counts.var())
         assert trace.coverage[step] == pytest.approx((counts > 0).mean())
         column = trace.raster.exact[:, step]
-        np.testing.assert_array_equal(np.flatnonzero(column >= CHOSEN), np.sort(row.clients))
-        np.testing.assert_array_equal(np.flatnonzero(column == FAILED), np.sort(row.clients[~row.completed]))
-        assert trace.effective[step] == pytest.approx(row.completed.sum())
-        mix = store.federation(run.run.federation_id).label_histogram[row.clients[row.completed]].sum(axis=0)
+        np.testing.assert_array_equal(np.flatnonzero(column >= CHOSEN), np.sort(clients))
+        np.testing.assert_array_equal(np.flatnonzero(column == FAILED), np.sort(clients[~completed]))
+        assert trace.effective[step] == pytest.approx(completed.sum())
+        mix = store.federation(run.run.federation_id).label_histogram[clients[completed]].sum(axis=0)
         np.testing.assert_allclose(trace.labels[step], mix / mix.sum())
 
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from fedpick.experiments.runner import Report
     from fedpick.experiments.spec import Spec
-    from fedpick.experiments.store import Store
-    from fedpick.experiments.store import Experiment
+    from fedpick.experiments.store import Experiment, Store
 
 __all__ = ["compare", "demo", "report", "run"]
 

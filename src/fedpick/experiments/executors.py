@@ -61,9 +61,7 @@ class StopFlag:
 class Executor(Protocol):
     """Computes runs; returns run -> "done", "stopped" or the sentence that says why it failed."""
 
-    def __call__(
-        self, store: Store, runs: Sequence[RunLine], progress: Progress, stop: StopFlag
-    ) -> dict[int, str]:
+    def __call__(self, store: Store, runs: Sequence[RunLine], progress: Progress, stop: StopFlag) -> dict[int, str]:
         """Bring every run to its number of rounds."""
         ...
 
@@ -77,9 +75,7 @@ def _say_end(progress: Progress, run: RunLine, result: str) -> None:
 class Inline:
     """One run after the other, in this process."""
 
-    def __call__(
-        self, store: Store, runs: Sequence[RunLine], progress: Progress, stop: StopFlag
-    ) -> dict[int, str]:
+    def __call__(self, store: Store, runs: Sequence[RunLine], progress: Progress, stop: StopFlag) -> dict[int, str]:
         """See `Executor`."""
         results: dict[int, str] = {}
         for run in runs:
@@ -138,9 +134,7 @@ class Processes:
 
     count: int
 
-    def __call__(
-        self, store: Store, runs: Sequence[RunLine], progress: Progress, stop: StopFlag
-    ) -> dict[int, str]:
+    def __call__(self, store: Store, runs: Sequence[RunLine], progress: Progress, stop: StopFlag) -> dict[int, str]:
         """See `Executor`."""
         context = multiprocessing.get_context("spawn")
         stop_event = context.Event()
@@ -232,9 +226,7 @@ class RayCluster:
     address: str | None = None
     count: int | None = None
 
-    def __call__(
-        self, store: Store, runs: Sequence[RunLine], progress: Progress, stop: StopFlag
-    ) -> dict[int, str]:
+    def __call__(self, store: Store, runs: Sequence[RunLine], progress: Progress, stop: StopFlag) -> dict[int, str]:
         """See `Executor`."""
         try:
             import ray

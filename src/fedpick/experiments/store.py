@@ -200,7 +200,6 @@ class FederationFacts:
     """(N, L)"""
 
 
-
 class Store:
     """One database of results."""
 
@@ -481,7 +480,7 @@ class Store:
         size = self._num_clients(run_id)
         with self.engine.connect() as connection:
             for row in connection.execution_options(yield_per=64).execute(query.order_by(rounds.c.round)):
-                yield _record(row._mapping, size)
+                yield _record(dict(row._mapping), size)
 
     def _num_clients(self, run_id: int) -> int:
         query = (
@@ -612,7 +611,7 @@ _RECORD_COLUMNS = (
 )
 
 
-def _record(row: Mapping[str, Any], num_clients: int) -> RoundRecord:
+def _record(row: Mapping[Any, Any], num_clients: int) -> RoundRecord:
     """The record of a stored round. Arrays of its diagnostics and evaluations are read with `Store.array`."""
     clients, given = indices_from(row["clients"]), row["given_weights"]
     outcome = Outcome(

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedpick.core.errors import InvalidInput
 from fedpick.experiments.spec import PolicySpec, Spec
-from fedpick.experiments.store import Experiment, Store, Run
+from fedpick.experiments.store import Experiment, Run, Store
 from fedpick.experiments.toml import toml_text
 
 __all__ = ["SCORES", "Candidate", "Choice", "candidates", "choose", "grid_spec", "tuned_spec", "tuned_text"]

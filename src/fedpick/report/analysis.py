@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput, unknown_name
-from fedpick.experiments.store import Experiment, Store, Run
+from fedpick.experiments.store import Experiment, Run, Store
 
 __all__ = [
     "PARTS",

@@ -27,7 +27,7 @@ from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import FedpickError, InvalidInput
 from fedpick.core.types import Clients
 from fedpick.experiments.input_files import refuse_changed_files
-from fedpick.experiments.store import Store, Run
+from fedpick.experiments.store import Run, Store
 from fedpick.report.analysis import Results
 from fedpick.theory.ca_fed import chi_square_divergence, total_variation
 
@@ -206,7 +206,10 @@ def account_groups(store: Store, run: Run, groups: Groups, limit: int | None = N
     present, chosen, met, passed = np.zeros((4, count))
     cumulative, distance = [], []
     for record in store.records(run.id, limit):
-        there, taken = groups.sums(record.available), np.bincount(groups.member[record.selection.clients], minlength=count)
+        there, taken = (
+            groups.sums(record.available),
+            np.bincount(groups.member[record.selection.clients], minlength=count),
+        )
         present += there
         chosen += taken
         met += there > 0

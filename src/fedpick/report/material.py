@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray
-from fedpick.experiments.store import open_store
-from fedpick.experiments.store import Experiment, FederationFacts, Store
+from fedpick.experiments.store import Experiment, FederationFacts, Store, open_store
 from fedpick.report.analysis import PolicyResults, Results, RunResults, load_results
 from fedpick.report.groups import EXCLUDED as EXCLUDED_MASK
 from fedpick.report.groups import GroupAccount, accounts_of
