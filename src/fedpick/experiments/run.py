@@ -29,8 +29,8 @@ from fedpick.core.session import Session
 from fedpick.core.types import Clients, Outcome
 from fedpick.data.types import Federation
 from fedpick.experiments.encoding import to_json, utc_now
-from fedpick.experiments.schema import sa
 from fedpick.experiments.input_files import referenced_files, refuse_changed_files
+from fedpick.experiments.schema import sa
 from fedpick.experiments.settings import RunParts, build_settings, federation_of, federation_texts
 from fedpick.experiments.store import Store, StoreError
 
