@@ -1,10 +1,13 @@
-"""Flower's tests need Flower; its own log is silenced."""
+"""Flower's tests need Flower. Flower's own log is silenced, fedpick's lines in it are not."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 
-collect_ignore_glob = [] if importlib.util.find_spec("flwr") else ["test_*.py"]
+try:
+    import flwr.common.logger  # noqa: F401  sets the level when it is first imported
+except ImportError:
+    collect_ignore_glob = ["test_*.py"]
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
+logging.getLogger("flwr.fedpick").setLevel(logging.INFO)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import fedpick
+from fedpick.flower.membership import Roster
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-fmnist"
 sys.path.insert(0, str(EXAMPLE))
@@ -30,7 +31,7 @@ ALLOWANCE = 8.0
 # A round also waits for min_clients (not here: enough are online) and computes; seconds outside of all exchanges.
 OVERHEAD = 15.0
 TRAINING_SECONDS = 4.0
-KILL_IN_ROUND = 2
+KILL_IN_ROUND = 3
 ROUNDS = 10
 
 
@@ -60,7 +61,7 @@ def wait_for_rounds(output: Path, count: int, process: subprocess.Popen, seconds
 def in_training(output: Path, marks: Path, first: int) -> tuple[int, int] | None:
     """(round, partition) of a client that is training for the cohort of a running round, from the given one on."""
     running = progress(output)["running"]
-    if running is None or running["index"] < first:
+    if running is None or running["round"] < first:
         return None
     for key in running["cohort"]:
         partition = int(key.removeprefix("partition:"))
@@ -70,15 +71,16 @@ def in_training(output: Path, marks: Path, first: int) -> tuple[int, int] | None
             continue
         # Younger than the choice, so no leftover of a trial; and with time left for the kill to land in it.
         if since >= running["chosen_at"] and time.time() - since < TRAINING_SECONDS / 2:
-            return running["index"], partition
+            return running["round"], partition
     return None
 
 
 def assert_nobody_waited_longer_than_the_deadlines(rounds: list[dict]) -> None:
     for report in rounds:
         for step in report["steps"]:
-            assert step["deadline"] == (TRAIN_TIMEOUT if step["kind"] == "train" else PROBE_TIMEOUT)
-            assert step["seconds"] <= step["deadline"] + ALLOWANCE, (report["index"], step)
+            # The first describe query of a run has a shorter deadline.
+            assert step["deadline"] in ((TRAIN_TIMEOUT,) if step["kind"] == "train" else (PROBE_TIMEOUT, 10.0))
+            assert step["seconds"] <= step["deadline"] + ALLOWANCE, (report["round"], step)
         in_exchanges = sum(step["seconds"] for step in report["steps"])
         assert report["seconds"] - in_exchanges <= OVERHEAD, report
         # Most rounds ask once or never, and train once; greeting newcomers and FedCor's trials are more exchanges.
@@ -88,7 +90,7 @@ def assert_nobody_waited_longer_than_the_deadlines(rounds: list[dict]) -> None:
 
 def decide(state: Path, available: list[str]) -> tuple[list[str], list[str]]:
     """(cohort, whom the policy asks first) in the next round after a saved state, when nobody answers."""
-    keys = json.loads((state / "roster.json").read_text())["keys"]
+    keys = Roster.load(state).keys
     asked: list[str] = []
 
     def measure(probe):
@@ -102,7 +104,7 @@ def decide(state: Path, available: list[str]) -> tuple[list[str], list[str]]:
 
 def summary(rounds: list[dict]) -> str:
     lines = [
-        f"round {report['index']}: {report['seconds']:.1f} s, cohort {report['cohort']}, failed {report['failed']}, "
+        f"round {report['round']}: {report['seconds']:.1f} s, cohort {report['cohort']}, failed {report['failed']}, "
         + ", ".join(
             f"{step['kind']} {step['answered']}/{step['asked']} {step['seconds']:.1f} s" for step in report["steps"]
         )
@@ -149,28 +151,28 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
         record = progress(output)
         rounds, dead, newcomer = record["rounds"], f"partition:{victim}", "partition:6"
         print(f"\n{policy}: killed {dead} in round {killed_in}\n{summary(rounds)}")
-        assert [report["index"] for report in rounds] == list(range(ROUNDS))
+        assert [report["round"] for report in rounds] == list(range(1, ROUNDS + 1))
         assert all(1 <= len(report["cohort"]) <= 3 for report in rounds)
         assert (marks / f"training-{victim}.json").exists()  # it was cut off in the middle of its training
 
-        cut = rounds[killed_in]
+        cut = rounds[killed_in - 1]
         assert dead in cut["cohort"] and dead in cut["failed"] and dead not in cut["completed"]
         assert cut["completed"], "the others of the cohort completed"
         last = cut["steps"][-1]
         assert TRAIN_TIMEOUT - 1 <= last["seconds"] <= TRAIN_TIMEOUT + ALLOWANCE  # waited for, but no longer
-        assert all(dead not in report["available"] for report in rounds[killed_in + 1 :])  # and only once
+        assert all(dead not in report["available"] for report in rounds[killed_in:])  # and only once
         assert_nobody_waited_longer_than_the_deadlines(rounds)
 
-        keys = json.loads((state / "roster.json").read_text())["keys"]
+        keys = Roster.load(state).keys
         assert newcomer in keys
-        assert all(newcomer not in report["available"] for report in rounds[: killed_in + 1])
-        assert any(newcomer in report["available"] for report in rounds[killed_in + 1 :])
+        assert all(newcomer not in report["available"] for report in rounds[:killed_in])
+        assert any(newcomer in report["available"] for report in rounds[killed_in:])
 
         # The server app dies in the middle of a round of a second run; a third goes on from the policy's saved state.
         second = tmp_path / "second.json"
         run = federation.run(**settings, output=str(second))
         interrupted, _ = wait_until(
-            lambda: in_training(second, marks, ROUNDS + 1), run, 600, "somebody trains in the second run", every=0.1
+            lambda: in_training(second, marks, ROUNDS + 2), run, 600, "somebody trains in the second run", every=0.1
         )
         servers = federation.below_superlink("flwr-serverapp")
         assert servers
@@ -179,8 +181,8 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
         federation.end(run, signal.SIGTERM)
         run.wait(120)
         before = progress(second)["rounds"]
-        assert [report["index"] for report in before] == list(range(ROUNDS, interrupted))
-        assert fedpick.Session.load(state).round == interrupted
+        assert [report["round"] for report in before] == list(range(ROUNDS + 1, interrupted))
+        assert fedpick.Session.load(state).round == interrupted - 1
         saved = shutil.copytree(state, tmp_path / "saved")
         third = tmp_path / "third.json"
         run = federation.run(**{**settings, "num_server_rounds": 1}, output=str(third))
@@ -188,7 +190,7 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
         run.wait(120)
         after = progress(third)["rounds"]
         print(f"server app killed in round {interrupted}\n{summary(before + after)}")
-        assert [report["index"] for report in after] == [interrupted]
+        assert [report["round"] for report in after] == [interrupted]
         assert after[0]["completed"]
         cohort, asked = decide(saved, after[0]["available"])  # what the saved state makes of the round
         if policy == "pow-d":
@@ -196,8 +198,8 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
         elif not asked:  # no sample of FedCor's is due
             assert after[0]["cohort"] == cohort
         assert_nobody_waited_longer_than_the_deadlines(before + after)
-        assert json.loads((state / "roster.json").read_text())["keys"][: len(keys)] == keys
-        assert fedpick.Session.load(state).round == interrupted + 1
+        assert Roster.load(state).keys[: len(keys)] == keys
+        assert fedpick.Session.load(state).round == interrupted
 
 
 def simulate(tmp_path: Path, name: str) -> list[list[str]]:

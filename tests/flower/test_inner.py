@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
@@ -94,3 +96,51 @@ def test_a_strategy_whose_model_has_no_updates_is_refused():
     for weights in ("policy", "ignored"):
         with pytest.raises(InvalidInput, match="FedXgbBagging"):
             with_policy(flower.FedXgbBagging(), UNIFORM, weights=weights)
+
+
+class Schedule(flower.FedAvg):
+    """Halves the learning rate in every round, as Flower's tutorials do."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        if server_round > 1:
+            config["lr"] *= 0.5
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+@pytest.mark.parametrize("policy", ["uniform", "fedcor"])
+def test_what_a_strategy_writes_into_the_config_stays_but_for_trials(policy):
+    grid = federation(6)
+    options = {"warmup": 1, "interval": 2} if policy == "fedcor" else {}
+    strategy = with_policy(Schedule(fraction_evaluate=0.0), fedpick.policies.get(policy, **options), budget=2)
+    config = ConfigRecord({"lr": 0.8})
+    strategy.start(grid=grid, initial_arrays=ArrayRecord({"w": Array(np.zeros(3))}), num_rounds=4, train_config=config)
+    cohorts = [message for message in grid.sent if message.metadata.message_type == "train"]
+    assert cohorts[-1].content["config"]["lr"] == pytest.approx(0.1)
+    assert config["lr"] == pytest.approx(0.1)
+
+
+class Checkpointing(flower.FedAvg):
+    """Overrides `start`, as for checkpoints or W&B."""
+
+    def start(self, grid, initial_arrays, num_rounds=3, timeout=3600, folder="none", **others):
+        self.folder = folder
+        self.result = super().start(grid, initial_arrays, num_rounds, timeout, **others)
+        return self.result
+
+
+def test_a_start_that_the_strategy_overrides_is_used():
+    grid, inner, evaluated = federation(6), Checkpointing(), []
+    strategy = with_policy(inner, UNIFORM, budget=2, seed=3)
+    result = strategy.start(
+        grid,
+        ArrayRecord({"w": Array(np.zeros(3))}),
+        num_rounds=3,
+        folder="checkpoints",
+        evaluate_fn=lambda server_round, arrays: evaluated.append(server_round),
+    )
+    assert inner.folder == "checkpoints" and inner.result is result and evaluated == [0, 1, 2, 3]
+    assert [len(selection.clients) for selection in strategy.history] == [2, 2, 2]
+    assert grid.kinds().count("train") == 6
+    plain = with_policy(flower.FedAvg(), UNIFORM, budget=2, seed=3)
+    expected = start(plain, federation(6), rounds=3)
+    np.testing.assert_array_equal(result.arrays["w"].numpy(), expected.arrays["w"].numpy())

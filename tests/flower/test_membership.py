@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp import strategy as flower
 
 import fedpick
-from fedpick.core.errors import MissingSignal
-from fedpick.flower import with_policy
+from fedpick.core.errors import MissingSignal, TrainingFailed
+from fedpick.flower import answer_probes, with_policy
 from fedpick.flower.membership import Roster
 from tests.flower.fake_grid import (
     INFINITY,
@@ -19,6 +21,7 @@ from tests.flower.fake_grid import (
     FakeNode,
     alter,
     describe_queries,
+    errors_become_replies,
     federation,
     labelled,
     node_of,
@@ -206,10 +209,13 @@ def test_a_policy_that_needs_labels_waits_where_only_nonsense_was_told_and_is_re
     grid = labelled(3)
     for node in grid.nodes.values():
         alter(node, "describe", lambda content: content["answer"].update({"label-histogram": [NAN, 1.0]}))
-    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("fedgs"), budget=2, seed=0)
-    start(strategy, grid, rounds=2)
+    strategy = with_policy(
+        flower.FedAvg(), fedpick.policies.get("fedgs"), budget=2, seed=0, wait=0.05, ready_timeout=0.2
+    )
+    with pytest.raises(TrainingFailed, match="none with a usable label histogram"):
+        start(strategy, grid, rounds=2)
     assert strategy.history == []
-    assert "no usable label histogram" in caplog.text
+    assert "none with a usable label histogram" in caplog.text
     grid.nodes[77] = FakeNode(9)
     alter(grid.nodes[77], "describe", lambda content: content["answer"].update({"label-histogram": [1.0, 1.0]}))
     start(strategy, grid, rounds=2)
@@ -319,3 +325,116 @@ def test_a_restarted_node_keeps_its_key():
     start(strategy, grid, rounds=1)
     assert strategy.roster.keys == ["key:site-0", "key:site-1"]
     assert strategy.roster.node_of == {0: 10, 1: 99}
+
+
+class SlowGrid(FakeGrid):
+    """Nodes that answer their first message only after some pulls, as while a ClientApp imports torch."""
+
+    def __init__(self, nodes, pulls):
+        super().__init__(nodes)
+        self.pulls_left = pulls
+
+    def pull_messages(self, message_ids):
+        if self.pulls_left > 0:
+            self.pulls_left -= 1
+            return []
+        return super().pull_messages(message_ids)
+
+
+def test_clients_that_are_slow_to_start_are_waited_for_and_no_round_is_spent(caplog):
+    grid, reports = SlowGrid(federation(12).nodes, pulls=4), []
+    strategy = with_policy(flower.FedAvg(), UNIFORM, budget=3, progress=reports.append, wait=0.05, probe_timeout=0.01)
+    start(strategy, grid, rounds=5)
+    assert [len(report.completed) for report in reports if report.over] == [3] * 5
+    assert [report.round for report in reports if report.over] == [1, 2, 3, 4, 5]
+    assert "No client is ready after" in caplog.text
+
+
+def test_min_clients_counts_clients_that_have_described_themselves(caplog):
+    grid = federation(4)
+    for node in grid.nodes.values():
+        node.mode = "late" if node.partition else "good"
+    strategy = with_policy(flower.FedAvg(), UNIFORM, min_clients=3, wait=0.1)
+    start(strategy, grid, rounds=1)
+    assert [len(selection.clients) for selection in strategy.history] == [1]
+    assert "Only 1 of min_clients=3 clients" in caplog.text
+
+
+def test_a_newcomer_that_does_not_answer_delays_no_round():
+    grid = federation(3)
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM)
+    start(strategy, grid, rounds=1)
+    grid.nodes[99] = FakeNode(7)
+    grid.nodes[99].mode = "late"
+    waited = []
+    send = grid.send_and_receive
+    grid.send_and_receive = lambda messages, *, timeout=None: (
+        waited.extend(list(messages)) or send(waited[-len(messages) :])
+    )
+    start(strategy, grid, rounds=2)
+    assert all(message.metadata.dst_node_id != 99 for message in waited)
+    assert describe_queries(grid).count(99) == 1
+    grid.nodes[99].mode = "good"
+    start(strategy, grid, rounds=1)
+    assert strategy.roster.keys[-1] == "partition:7"
+
+
+def app_of(node, **options):
+    """The node's ClientApp again, with other options and without `answer_probes`, errors as SuperNodes send them."""
+    app = ClientApp(**options)
+    app.train()(node.train)
+    app.evaluate()(node.evaluate)
+    return app
+
+
+def test_clients_without_answer_probes_are_asked_once_for_all_of_them(caplog):
+    grid = federation(12)
+    for node in grid.nodes.values():
+        node.app = errors_become_replies(app_of(node))
+    strategy = with_policy(flower.FedAvg(), UNIFORM, budget=2)
+    start(strategy, grid, rounds=2)
+    assert len(describe_queries(grid)) == 1  # each one costs a traceback of some 60 lines in the client's log
+    assert len(strategy.roster.keys) == 12
+    assert caplog.text.count("does not use fedpick.flower.answer_probes") == 1
+
+
+def test_a_mod_that_rejects_queries_is_named_with_the_way_out(caplog):
+    grid = federation(4)
+    for node in grid.nodes.values():
+        app = app_of(node, mods=[fixedclipping_mod])
+        answer_probes(app, loss=node.loss, num_examples=10, label_histogram=lambda context: [1.0, 2.0])
+        node.app = errors_become_replies(app)
+    grid.nodes = dict(list(grid.nodes.items())[:3])
+    with pytest.raises(MissingSignal, match=r"@app.train\(mods=\[\.\.\.\]\)"):
+        start(with_policy(flower.FedAvg(), fedpick.policies.get("fedgs")), grid, rounds=1)
+    with pytest.raises(TrainingFailed):  # the mod rejects FedAvg's train messages as well
+        start(with_policy(flower.FedAvg(), UNIFORM), grid, rounds=1)
+    assert caplog.text.count("A mod of the ClientApp rejected fedpick's query") == 2  # once for each strategy
+
+
+def test_a_wide_label_histogram_is_refused_and_none_is_kept_for_a_policy_without_need(caplog):
+    grid = labelled(4)
+    wide = [1.0] * 100_000
+    alter(node_of(grid, 0), "describe", lambda content: content["answer"].update({"label-histogram": wide}))
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("fedgs"), budget=2)
+    start(strategy, grid, rounds=1)
+    assert strategy.session.clients.label_histogram.shape == (4, 2)
+    assert "partition:0 reported label-histogram" in caplog.text
+    strategy = with_policy(flower.FedAvg(), UNIFORM, budget=2)
+    start(strategy, grid, rounds=1)
+    assert strategy.roster.histograms == [None] * 4
+    assert strategy.session.clients.label_histogram is None
+
+
+def test_a_grid_that_cannot_list_nodes_is_enough():
+    class OldGrid(FakeGrid):
+        """As before Flower 1.40."""
+
+        def __getattribute__(self, name):
+            if name == "get_nodes":
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    strategy = with_policy(flower.FedAvg(), UNIFORM, budget=2, key=lambda node, reported: reported["partition-id"])
+    start(strategy, OldGrid(federation(3).nodes), rounds=2)
+    assert strategy.roster.keys == ["key:0", "key:1", "key:2"]

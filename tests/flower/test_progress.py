@@ -27,14 +27,15 @@ def test_progress_is_told_when_the_cohort_is_chosen_and_when_the_round_is_over()
     ]
     start(strategy, grid, rounds=2)
     chosen, over, chosen_later, _ = reports
-    assert not chosen.over and over.over and chosen.index == over.index == 0
+    assert not chosen.over and over.over and chosen.round == over.round == 1
     assert chosen.available == over.available == [f"partition:{i}" for i in range(5)]
     assert sorted(chosen.cohort) == ["partition:3", "partition:4"]
     assert (over.completed, over.failed) == (["partition:3"], ["partition:4"])
     steps = [(step.kind, step.asked, step.answered, step.deadline) for step in over.steps]
-    assert steps == [("query.fedpick", 5, 5, 11.0), ("query.fedpick", 5, 5, 11.0), ("train", 2, 1, 22.0)]
+    described = [("query.fedpick", 1, 1, 10.0), ("query.fedpick", 4, 4, 11.0)]
+    assert steps == [*described, ("query.fedpick", 5, 5, 11.0), ("train", 2, 1, 22.0)]
     assert over.seconds >= sum(step.seconds for step in over.steps)
-    assert chosen_later.index == 1
+    assert chosen_later.round == 2
 
 
 def test_a_listener_that_raises_does_not_end_the_federation(caplog):

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
 import fedpick
-from fedpick.core.errors import InvalidInput, StateFileError
+from fedpick.core.checkpoint import pack, unpack
+from fedpick.core.errors import InvalidInput, StateFileError, TrainingFailed
 from fedpick.flower import with_policy
-from tests.flower.fake_grid import UNIFORM, FakeGrid, FakeNode, federation, start
+from tests.flower.fake_grid import (
+    INFINITY,
+    NAN,
+    UNIFORM,
+    FakeGrid,
+    FakeNode,
+    alter,
+    errors_become_replies,
+    federation,
+    node_of,
+    start,
+    with_arrays,
+)
 
 
 def expected_step(weights, strategy, selection, completed=None):
@@ -54,12 +67,16 @@ def test_a_client_that_fails_is_the_one_marked_failed(mode):
     np.testing.assert_allclose(arrays["w"].numpy(), wanted, atol=1e-12)
 
 
-def test_nobody_online_ends_the_wait_and_the_round():
+def test_a_run_without_clients_ends_with_an_error_and_spends_no_round(caplog):
     grid = federation(3)
-    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), budget=2, wait=0.05, min_clients=2)
+    strategy = with_policy(
+        flower.FedAvg(), fedpick.policies.get("uniform"), budget=2, wait=0.05, ready_timeout=0.2, min_clients=2
+    )
     for node in grid.nodes.values():
         node.mode = "gone"
-    assert start(strategy, grid, rounds=2).arrays == ArrayRecord()
+    with pytest.raises(TrainingFailed, match="No client became ready"):
+        start(strategy, grid, rounds=2)
+    assert "No client is ready after" in caplog.text
     assert strategy.history == []
     for node in grid.nodes.values():
         node.mode = "good"
@@ -187,7 +204,7 @@ def test_a_state_is_made_and_left_empty_until_the_first_round(tmp_path):
     assert (tmp_path / "runs" / "policy" / "session.npz").exists()
 
 
-@pytest.mark.parametrize("name", ["session.npz", "roster.json"])
+@pytest.mark.parametrize("name", ["session.npz", "roster.npz"])
 def test_somebody_elses_files_are_not_overwritten(tmp_path, name):
     (tmp_path / name).write_text('{"mine": 1}')
     with pytest.raises(StateFileError, match=name):
@@ -195,33 +212,168 @@ def test_somebody_elses_files_are_not_overwritten(tmp_path, name):
     assert (tmp_path / name).read_text() == '{"mine": 1}'
 
 
+def rewrite_roster(path, *, keys=None, **arrays):
+    """Save the roster again with other keys or arrays."""
+    old, plain = unpack((path / "roster.npz").read_bytes())
+    plain["keys"] = plain["keys"] if keys is None else keys
+    (path / "roster.npz").write_bytes(pack({**old, **arrays}, plain))
+
+
 def test_a_roster_that_does_not_fit_the_session_is_refused(tmp_path):
     start(with_policy(flower.FedAvg(), UNIFORM, state=tmp_path), federation(3), rounds=1)
-    rows = json.loads((tmp_path / "roster.json").read_text())
-    (tmp_path / "roster.json").write_text(json.dumps({**rows, "keys": rows["keys"][:1]}))
+    rewrite_roster(tmp_path, keys=["partition:0"])
     with pytest.raises(StateFileError, match="damaged"):
         with_policy(flower.FedAvg(), UNIFORM, state=tmp_path)
-    shorter = {name: value[:1] if isinstance(value, list) else value for name, value in rows.items()}
-    (tmp_path / "roster.json").write_text(json.dumps(shorter))
+    rewrite_roster(tmp_path, num_examples=np.array([10.0]), widths=np.array([0]))
     with pytest.raises(StateFileError, match=r"1 clients.*3"):
+        with_policy(flower.FedAvg(), UNIFORM, state=tmp_path)
+    content = (tmp_path / "roster.npz").read_bytes()
+    (tmp_path / "roster.npz").write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    with pytest.raises(StateFileError, match="checksum"):
         with_policy(flower.FedAvg(), UNIFORM, state=tmp_path)
 
 
 def test_a_saved_roster_with_nonsense_in_it_is_read_without(tmp_path):
     start(with_policy(flower.FedAvg(), UNIFORM, state=tmp_path), federation(3), rounds=1)
-    rows = json.loads((tmp_path / "roster.json").read_text())
-    rows["histograms"] = [[1.0, float("nan")], [1.0, 2.0], [-1.0, 2.0]]
-    rows["num_examples"] = [10.0, float("inf"), None]
-    (tmp_path / "roster.json").write_text(json.dumps(rows))
-    (tmp_path / "roster.json.4711.partial").write_text("a crash left this")
-    (tmp_path / "roster.json.mine.partial").write_text("not this")
+    rewrite_roster(
+        tmp_path,
+        histograms=np.array([1.0, NAN, 1.0, 2.0, -1.0, 2.0]),
+        widths=np.array([2, 2, 2]),
+        num_examples=np.array([10.0, INFINITY, NAN]),
+    )
+    (tmp_path / "roster.npz.4711.partial").write_text("a crash left this")
+    (tmp_path / "roster.npz.mine.partial").write_text("not this")
     strategy = with_policy(flower.FedAvg(), UNIFORM, state=tmp_path)
     assert strategy.roster.clients().label_histogram.tolist() == [[1, 2]] * 3
     assert strategy.roster.clients().num_examples.tolist() == [10, 10, 10]
     start(strategy, federation(3), rounds=1)
-    assert [file.name for file in tmp_path.glob("*.partial")] == ["roster.json.mine.partial"]
+    assert [file.name for file in tmp_path.glob("*.partial")] == ["roster.npz.mine.partial"]
 
 
-def test_a_round_is_not_asked_of_a_policy_without_anybody(tmp_path):
-    strategy = with_policy(flower.FedAvg(), UNIFORM, wait=0.0)
-    assert strategy.configure_train(1, ArrayRecord({"w": Array(np.zeros(1))}), ConfigRecord(), FakeGrid({})) == []
+def with_statistics(variance):
+    """A train function that moves the parameters, and returns the statistics of batch normalisation."""
+
+    def change(content):
+        arrays = content["arrays"]
+        content["arrays"] = ArrayRecord(
+            {
+                "w": arrays["w"],
+                "bn.running_var": Array(np.full(2, variance)),
+                "bn.num_batches_tracked": Array(np.array(7)),
+                "ema": Array(np.full(2, variance)),
+            }
+        )
+
+    return change
+
+
+@pytest.mark.parametrize("policy", ["unbiased", "ca-fed", "more-available"])
+def test_statistics_are_averaged_with_weights_that_sum_to_one(policy):
+    grid = federation(5)
+    for node in grid.nodes.values():
+        alter(node, "train", with_statistics(0.1 + node.partition / 100))
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get(policy), seed=1, buffers=lambda name: name == "ema")
+    model = {"w": np.zeros(3), "bn.running_var": np.ones(2), "bn.num_batches_tracked": np.array(0), "ema": np.ones(2)}
+    arrays = ArrayRecord({name: Array(array) for name, array in model.items()})
+    messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
+    new, _ = strategy.aggregate_train(1, list(grid.send_and_receive(messages)))
+    weights = strategy.history[-1].weights
+    assert abs(weights.sum() - 1) > 0.05
+    expected = (weights / weights.sum()) @ (0.1 + strategy.history[-1].clients / 100)
+    np.testing.assert_allclose(new["bn.running_var"].numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(new["ema"].numpy(), expected, rtol=1e-12)
+    assert new["bn.num_batches_tracked"].numpy() == pytest.approx(7)
+
+
+@pytest.mark.parametrize("policy", ["unbiased", "ca-fed"])
+def test_a_finite_update_does_not_make_the_model_infinite(policy, caplog):
+    grid, reports = federation(5), []
+    alter(node_of(grid, 2), "train", with_arrays(w=Array(np.full(3, 1.7e308))))
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get(policy), seed=1, progress=reports.append)
+    result = start(strategy, grid, rounds=2)
+    assert np.isfinite(result.arrays["w"].numpy()).all()
+    assert reports[-1].failed == ["partition:2"]
+    assert "is not finite" in caplog.text
+
+
+def test_an_aggregate_that_is_not_finite_makes_no_step(caplog):
+    class Exploding(flower.FedAvg):
+        def aggregate_train(self, server_round, replies):
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            if server_round == 2:
+                arrays = ArrayRecord({"w": Array(np.full(3, np.inf))})
+            return arrays, metrics
+
+    reports = []
+    strategy = with_policy(Exploding(), UNIFORM, budget=2, progress=reports.append)
+    result = start(strategy, federation(4), rounds=3)
+    assert np.isfinite(result.arrays["w"].numpy()).all()
+    assert [len(report.completed) for report in reports if report.over] == [2, 0, 2]
+    assert "The aggregated model of round 2 is not finite" in caplog.text
+
+
+def test_a_part_of_the_model_is_a_usable_reply():
+    """Personal heads: clients keep some arrays for themselves."""
+    grid, reports = federation(4), []
+    strategy = with_policy(flower.FedAvg(), UNIFORM, seed=1, progress=reports.append)
+    head = np.array([5.0, 6.0])
+    arrays = ArrayRecord({"head": Array(head), "w": Array(np.zeros(3))})
+    messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))  # the clients return "w" alone
+    new, _ = strategy.aggregate_train(1, list(grid.send_and_receive(messages)))
+    assert len(reports[-1].completed) == 4
+    assert list(new) == ["head", "w"]
+    np.testing.assert_allclose(new["head"].numpy(), head, rtol=1e-15)
+    assert new["w"].numpy().all()
+
+
+def test_a_run_in_which_no_client_completes_ends_with_an_error():
+    grid = federation(3)
+    for node in grid.nodes.values():
+        node.train_mode = "nan"
+        alter(node, "train", with_arrays(w=Array(np.full(3, np.nan))))
+    with pytest.raises(TrainingFailed, match="None of 2 rounds changed the model"):
+        start(with_policy(flower.FedAvg(), UNIFORM), grid, rounds=2)
+
+
+def test_secure_aggregation_is_refused():
+    grid = federation(3)
+    for node in grid.nodes.values():
+        app = ClientApp(mods=[secaggplus_mod])
+        app.train()(node.train)
+        node.app = errors_become_replies(app)
+    with pytest.raises(InvalidInput, match="uses secure aggregation"):
+        start(with_policy(flower.FedAvg(), UNIFORM), grid, rounds=2)
+
+
+def test_the_log_names_policy_budget_and_seed_and_every_round(caplog):
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("md"), budget=2, seed=41)
+    start(strategy, federation(3), rounds=2)
+    ours = [record for record in caplog.records if record.name.startswith("flwr.")]  # Flower streams its own logger
+    text = "\n".join(record.getMessage() for record in ours)
+    assert "Policy: md" in text and "budget: 2" in text and "seed: 41" in text
+    assert "Round 1: " in text and "Round 2: " in text and "Round 0: " not in text
+
+
+def test_flowers_own_log_names_the_node_that_died():
+    seen = []
+
+    class Seeing(flower.FedAvg):
+        def aggregate_train(self, server_round, replies):
+            seen.extend(reply.metadata.src_node_id for reply in replies if reply.has_error())
+            return super().aggregate_train(server_round, replies)
+
+    grid = federation(3)
+    strategy = with_policy(Seeing(fraction_evaluate=0.0), UNIFORM)
+    start(strategy, grid, rounds=1)
+    dead, node = next(iter(grid.nodes.items()))
+    node.mode = "error"  # the SuperLink writes this error, with its own id, 1
+    start(strategy, grid, rounds=1)
+    assert seen == [dead]
+
+
+def test_history_keeps_no_arrays_of_diagnostics():
+    policy = fedpick.policies.get("fedcor", warmup=2, interval=1, dimension=2)
+    strategy = with_policy(flower.FedAvg(), policy, budget=2)
+    start(strategy, federation(6), rounds=6)
+    held = [value for selection in strategy.history for value in selection.diagnostics.values()]
+    assert not any(isinstance(value, np.ndarray) for value in held)

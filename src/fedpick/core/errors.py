@@ -9,6 +9,7 @@ FedpickError
 ├── OutOfOrder (RuntimeError)        tell before ask, growth in the middle of a round
 ├── StateFileError (ValueError)      a state file is missing, damaged, foreign or newer, or has another writer
 ├── DataError (RuntimeError)         a data set could not be found, fetched or verified
+├── TrainingFailed (RuntimeError)    no client of a federation was ready, or none completed a round
 └── PolicyCheckFailed (AssertionError)  the conformance kit found a policy that breaks the contract
 """
 
@@ -27,6 +28,7 @@ __all__ = [
     "OutOfOrder",
     "PolicyCheckFailed",
     "StateFileError",
+    "TrainingFailed",
     "UnknownName",
     "unknown_name",
 ]
@@ -66,6 +68,10 @@ class StateFileError(FedpickError, ValueError):
 
 class DataError(FedpickError, RuntimeError):
     """A data set that could not be found, fetched or verified."""
+
+
+class TrainingFailed(FedpickError, RuntimeError):
+    """A federation in which no client was ready, or none completed a round."""
 
 
 class PolicyCheckFailed(FedpickError, AssertionError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import isclass
+from types import new_class
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -17,6 +18,7 @@ from fedpick.flower.messages import CohortGrid
 
 __all__ = [
     "divides_by_norm",
+    "driven_by",
     "layers",
     "needed_numbers",
     "refuse_unsuitable",
@@ -116,19 +118,30 @@ def train_messages(
     config: ConfigRecord,
     grid: Grid,
 ) -> list[Message]:
-    """The strategy's train messages to exactly these nodes."""
+    """The strategy's train messages to exactly these nodes. The strategy may write into `config`."""
     if not nodes:
         return []
     with taking_all(strategy, len(nodes)):
-        # A copy of the config: strategies write into the record they get.
-        view = CohortGrid(grid, nodes)
-        messages = list(strategy.configure_train(server_round, arrays, ConfigRecord(dict(config)), view))
+        messages = list(strategy.configure_train(server_round, arrays, config, CohortGrid(grid, nodes)))
     if sorted(message.metadata.dst_node_id for message in messages) != sorted(nodes):
         raise InvalidInput(
             f"{type(strategy).__name__} sent train messages to other nodes than the cohort, so it samples by itself; "
             "a policy cannot choose for it."
         )
     return messages
+
+
+def driven_by(driver: Strategy, strategy: Strategy) -> Strategy:
+    """The strategy, with the rounds of `driver`: its own `start` then runs, but configures and aggregates as `driver`.
+
+    It shares the strategy's attributes, so that what `start` stores is found on the user's object.
+    """
+    methods = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "summary")
+    namespace = {name: staticmethod(getattr(driver, name)) for name in methods}
+    kind = new_class(type(strategy).__name__, (type(strategy),), exec_body=lambda body: body.update(namespace))
+    view: Strategy = object.__new__(kind)
+    view.__dict__ = strategy.__dict__
+    return view
 
 
 @contextmanager

@@ -13,8 +13,6 @@ Clients fail and lie. Nothing that a client reports may end the federation or ch
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 import reprlib
 import time
@@ -29,31 +27,38 @@ from flwr.app import Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedpick.core.errors import StateFileError
+from fedpick.core.checkpoint import pack, unpack
+from fedpick.core.errors import MissingSignal, StateFileError, TrainingFailed
 from fedpick.core.types import Clients
 from fedpick.core.writing import write_atomically
-from fedpick.flower.messages import count, is_count, queries, replies_by_node
+from fedpick.flower.messages import LOG, count, is_count, node_infos, queries, reason_of, replies_by_node
+from fedpick.flower.settings import KeyFunction, Settings
 
-__all__ = ["KeyFunction", "Membership", "Roster"]
+__all__ = ["ROSTER_FILE", "Membership", "Roster"]
 
-_LOG = logging.getLogger(__name__)
-_FILE, _FORMAT = "roster.json", "fedpick-roster"
-_POLL_SECONDS = 0.5
-# Errors that the SuperLink writes for a node it cannot reach: message or reply unavailable, node unavailable.
+ROSTER_FILE = "roster.npz"
+_FORMAT = "fedpick-roster"
+_PAUSES = (0.05, 1.0)
+"""The first and the longest pause, in seconds, between two looks at the grid."""
+_FIRST_QUERY_SECONDS = 10.0
+"""How long the first describe query may delay the others."""
+_MAX_LABELS = 2**16
+"""The largest width of a label histogram: with 1,000 clients the table takes half a gigabyte."""
+# Error codes that the SuperLink writes for a node it cannot reach: message or reply unavailable, node unavailable.
 _UNREACHABLE = {3, 4, 5}
-
-KeyFunction = Callable[[Any, Mapping[str, Any]], "str | int"]
-"""(NodeInfo, what the client reported) -> a key that stays the same when the node id does not."""
+_MOD_FAILED = 6
+# What a ClientApp raises that has no function for a query, and one that is built from a client_fn.
+_NO_FUNCTION = ("No query function registered", "Invalid message type")
 
 
 def _size(value: Any) -> float | None:
     return float(value) if is_count(value) else None
 
 
-def _histogram(value: Any) -> list[float] | None:
-    if not isinstance(value, list) or not value or not all(map(is_count, value)):
+def _histogram(value: Any) -> NDArray[np.float64] | None:
+    if not isinstance(value, list) or not 0 < len(value) <= _MAX_LABELS or not all(map(is_count, value)):
         return None
-    return [float(entry) for entry in value]
+    return np.array(value, dtype=np.float64)
 
 
 def _partition(value: Any) -> int | None:
@@ -62,7 +67,7 @@ def _partition(value: Any) -> int | None:
 
 _FIELDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "num-examples": (_size, "a number of at least 0"),
-    "label-histogram": (_histogram, "a list of numbers of at least 0"),
+    "label-histogram": (_histogram, f"a list of at most {_MAX_LABELS} numbers of at least 0"),
     "partition-id": (_partition, "a whole number of at least 0"),
 }
 """Field of a description -> (its reader, which returns None for an unusable value; what it must be, in words)."""
@@ -75,7 +80,7 @@ class Roster:
     keys: list[str] = field(default_factory=list)
     num_examples: list[float] = field(default_factory=list)
     """NaN: not reported yet."""
-    histograms: list[list[float] | None] = field(default_factory=list)
+    histograms: list[NDArray[np.float64] | None] = field(default_factory=list)
     node_of: dict[int, int] = field(default_factory=dict)
     """Index -> node id."""
     index_of_node: dict[int, int] = field(default_factory=dict)
@@ -102,10 +107,10 @@ class Roster:
                 self.num_examples.append(math.nan)
                 self.histograms.append(None)
             index = known[key]
-            if (size := _size(fields.get("num-examples"))) is not None:
-                self.num_examples[index] = size
-            if (histogram := _histogram(fields.get("label-histogram"))) is not None:
-                self.histograms[index] = histogram
+            if "num-examples" in fields:
+                self.num_examples[index] = fields["num-examples"]
+            if "label-histogram" in fields:
+                self.histograms[index] = np.asarray(fields["label-histogram"], dtype=np.float64)
             if (old := self.node_of.get(index)) is not None and old != node_id:
                 self.index_of_node.pop(old, None)
                 self.replaced[old] = index
@@ -129,10 +134,11 @@ class Roster:
         width = self._width()
         if width is None:
             return None
-        mean = np.mean([row for row in self.histograms if row is not None and len(row) == width], axis=0)
-        return np.array(
-            [mean if row is None or len(row) != width else row for row in self.histograms], dtype=np.float64
-        )
+        known = np.array([row is not None and len(row) == width for row in self.histograms])
+        table = np.empty((len(known), width))
+        table[known] = [row for row, usable in zip(self.histograms, known, strict=True) if usable]
+        table[~known] = table[known].mean(axis=0)
+        return table
 
     def _width(self) -> int | None:
         """The number of labels that most clients count; of two equally frequent ones the first reported."""
@@ -155,34 +161,41 @@ class Roster:
     def save(self, path: Path) -> None:
         """Write the roster. Rows are only ever added, so a roster newer than the policy's state does no harm."""
         path.mkdir(parents=True, exist_ok=True)
-        rows = {"keys": self.keys, "num_examples": self.num_examples, "histograms": self.histograms}
-        write_atomically(path / _FILE, json.dumps({"format": _FORMAT, "schema": 1, **rows}).encode())
-        for file in path.glob(f"{_FILE}.*.partial"):  # left by a crash
-            if file.name.removeprefix(f"{_FILE}.").removesuffix(".partial").isdecimal():
+        rows = [np.empty(0) if row is None else row for row in self.histograms]
+        arrays = {
+            "num_examples": np.array(self.num_examples, dtype=np.float64),
+            "widths": np.array([len(row) for row in rows], dtype=np.int64),
+            "histograms": np.concatenate([np.empty(0), *rows]),
+        }
+        plain = {"format": _FORMAT, "schema": 1, "keys": self.keys}
+        write_atomically(path / ROSTER_FILE, pack(arrays, plain), private=True)
+        for file in path.glob(f"{ROSTER_FILE}.*.partial"):  # left by a crash
+            if file.name.removeprefix(f"{ROSTER_FILE}.").removesuffix(".partial").isdecimal():
                 file.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: Path) -> Roster:
         """Read the roster that `save` wrote."""
-        file = path / _FILE
+        file = path / ROSTER_FILE
         try:
-            rows = json.loads(file.read_text())
-            if rows["format"] != _FORMAT or rows["schema"] != 1:
-                raise StateFileError(
-                    f"{file} is not a roster that this version of fedpick reads. Choose another directory."
-                )
-            keys = [str(key) for key in rows["keys"]]
-            sizes = [count(size) for size in rows["num_examples"]]
-            histograms = [_histogram(row) for row in rows["histograms"]]
+            arrays, plain = unpack(file.read_bytes(), str(file))
+            if (plain["format"], plain["schema"]) != (_FORMAT, 1):
+                raise StateFileError(f"{file} is not a roster that this version of fedpick reads.")
+            keys, sizes, widths = list(map(str, plain["keys"])), arrays["num_examples"], arrays["widths"]
+            rows = np.split(arrays["histograms"], np.cumsum(widths)[:-1]) if len(keys) else []
+        except StateFileError as error:
+            raise StateFileError(f"{error} Restore it, or choose another directory to start anew.") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, StateFileError):
-                raise
             raise StateFileError(
-                f"{file} is missing, damaged or not a fedpick roster: {error!r}. Choose another directory."
+                f"{file} is missing or is not a fedpick roster ({error!r}). Choose another directory to start anew."
             ) from error
-        if not len(keys) == len(sizes) == len(histograms):
-            raise StateFileError(f"{file} is damaged: it has {len(keys)} keys for {len(sizes)} sizes.")
-        return cls(keys=keys, num_examples=sizes, histograms=histograms)
+        if not len(keys) == len(sizes) == len(rows):
+            raise StateFileError(
+                f"{file} is damaged: it has {len(keys)} keys, {len(sizes)} sizes and {len(rows)} histograms. "
+                "Choose another directory to start anew."
+            )
+        histograms = [_histogram(row.tolist()) for row in rows]
+        return cls(keys=keys, num_examples=[count(size) for size in sizes.tolist()], histograms=histograms)
 
 
 def _natural(key: str) -> tuple[str, int, str]:
@@ -193,43 +206,96 @@ def _natural(key: str) -> tuple[str, int, str]:
 
 
 class Membership:
-    """Keeps the roster up to date with the grid."""
+    """Keeps the roster up to date with the grid.
 
-    def __init__(
-        self, roster: Roster, *, key: KeyFunction | None, min_clients: int, wait: float, probe_timeout: float
-    ) -> None:
+    Args:
+        roster: the clients known so far.
+        settings: of `with_policy`.
+        labels_for: the name of the policy if it needs label histograms; None: label histograms are not kept.
+    """
+
+    def __init__(self, roster: Roster, settings: Settings, *, labels_for: str | None) -> None:
         self.roster = roster
-        self._key, self._min_clients, self._wait, self._probe_timeout = key, min_clients, wait, probe_timeout
+        self._settings = settings
+        self._labels_for = labels_for
         self._busy: dict[int, str] = {}  # client index -> id of the message it has not answered
         self._asked: dict[int, str] = {}  # node id -> id of the describe query it has not answered
+        self._answers: bool | None = None  # whether the ClientApp answers queries; None: not known yet
+        self._mod_error = ""  # why a mod of the ClientApp rejected a query
         self._ambiguous: set[str] = set()  # keys that the user's function gave to several nodes at once
         self._odd: set[int] = set()  # indices of clients whose histogram has an odd width
-        self.unusable_fields: set[str] = set()
-        """The fields for which a client reported an unusable value."""
+        self._unusable_fields: set[str] = set()
 
-    def refresh(self, grid: Grid) -> list[int]:
-        """Wait for enough nodes, at most `wait` seconds; admit new nodes, free those that answered; return the online.
+    def refresh(self, grid: Grid) -> NDArray[np.bool_]:
+        """Admit new nodes, free those that answered, and return the (N,) mask of the ready clients.
 
-        A node is asked to describe itself before it becomes a client. A node that does not answer stays out until it
-        does: under its node id it would remain in the table beside the client that it turns out to be.
+        Wait until `min_clients` have described themselves, at most `wait` seconds; then until one client is ready, at
+        most `ready_timeout` seconds. A round is never spent on an empty mask.
         """
-        deadline = time.monotonic() + self._wait
-        while len(online := list(grid.get_node_ids())) < self._min_clients and time.monotonic() < deadline:
-            time.sleep(min(_POLL_SECONDS, self._wait))
+        started, warned = time.monotonic(), False
+        pause, longest = _PAUSES
+        settings = self._settings
+        while True:
+            online = self._update(grid)
+            ready, members = self._ready(online), len(self.roster.indices(online))
+            waited = time.monotonic() - started
+            if ready.any() and members >= settings.min_clients:
+                return ready
+            if waited >= settings.wait:
+                if ready.any():
+                    LOG.warning(
+                        "Only %d of min_clients=%d clients are ready after %.0f s; the round starts without more.",
+                        *(members, settings.min_clients, waited),
+                    )
+                    return ready
+                state = f"{len(online)} nodes are online, {members} of them have described themselves"
+                if self._lacks_labels():
+                    state += f", but none with a usable label histogram, which {self._labels_for} needs"
+                if waited >= settings.ready_timeout:
+                    raise TrainingFailed(
+                        f"No client became ready within {waited:.0f} s: {state}.\n\n"
+                        "hint: start SuperNodes, raise probe_timeout if the ClientApp takes long to start, or raise "
+                        "ready_timeout to wait longer"
+                    )
+                if not warned:
+                    LOG.warning("No client is ready after %.0f s: %s. Waiting.", waited, state)
+                    warned = True
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    def _update(self, grid: Grid) -> list[int]:
+        """Pull late replies, ask unknown nodes to describe themselves, and return the online nodes."""
         if self._busy:
             late = {message.metadata.reply_to_message_id for message in grid.pull_messages(set(self._busy.values()))}
             self._busy = {index: sent for index, sent in self._busy.items() if sent not in late}
-            # Listed after the pull: a node whose end is among the replies must not count as ready.
-            online = list(grid.get_node_ids())
+        # Listed after the pull: a node whose end is among the replies must not count as ready.
+        online = list(grid.get_node_ids())
         self._describe(grid, online)
         return online
 
-    def available(self, online: Iterable[int]) -> NDArray[np.bool_]:
-        """(N,) mask of the clients that are online and not busy."""
+    def _ready(self, online: Sequence[int]) -> NDArray[np.bool_]:
+        """(N,) mask of the clients that are online and not busy; empty while a needed label histogram is missing."""
         mask = np.zeros(len(self.roster.keys), dtype=bool)
-        mask[self.roster.indices(list(online))] = True
+        indices = self.roster.indices(online)
+        if not indices or self._lacks_labels():
+            return mask
+        mask[indices] = True
         mask[list(self._busy)] = False
         return mask
+
+    def _lacks_labels(self) -> bool:
+        """Whether label histograms are needed and none has come; raise if no client sends one."""
+        if self._labels_for is None or any(row is not None for row in self.roster.histograms):
+            return False
+        if "label-histogram" in self._unusable_fields:
+            return True  # clients do report it; a usable one may come
+        hint = "report it with fedpick.flower.answer_probes(app, label_histogram=...), raise min_clients to wait for "
+        hint += "clients that do, or choose a policy or options that do not need it"
+        if self._mod_error:
+            hint = f"{_MOD_HINT} The mod said: {self._mod_error}"
+        raise MissingSignal(
+            f"{self._labels_for} needs the clients' label histograms, but no client reported one.\n\nhint: {hint}"
+        )
 
     def busy_nodes(self) -> set[int]:
         """The nodes that have not answered a message yet."""
@@ -242,24 +308,73 @@ class Membership:
             if node not in answered and node in self.roster.index_of_node:
                 self._busy[self.roster.index_of_node[node]] = message.metadata.message_id
 
-    def _describe(self, grid: Grid, online: list[int]) -> None:
+    def _describe(self, grid: Grid, online: Sequence[int]) -> None:
         """Ask unknown nodes to describe themselves, and admit those that answered.
 
-        A node that answers with an error does not use `answer_probes`; its node id identifies it.
+        A node that does not answer stays out until it does: under its node id it would remain in the table beside the
+        client that it turns out to be. A node that answers with an error is identified by its node id.
         """
         present = set(online)
         unknown = dict.fromkeys(node for node in online if not self.roster.knows(node, present))
         self._asked = {node: sent for node, sent in self._asked.items() if node in present}
         replies = self._late_descriptions(grid)
-        if new := [node for node in unknown if node not in self._asked and node not in replies]:
-            messages = queries(new, {"kind": "describe"})
-            replies |= replies_by_node(messages, grid.send_and_receive(messages=messages, timeout=self._probe_timeout))
-            for message in messages:
-                if message.metadata.dst_node_id not in replies:
-                    self._asked[message.metadata.dst_node_id] = message.metadata.message_id
+        self._learn_from_errors(replies)
+        new = [node for node in unknown if node not in self._asked and node not in replies]
+        members = len(self.roster.indices(online))
+        if new and self._answers is not False and members and members >= self._settings.min_clients:
+            self._send(grid, new)  # newcomers do not delay the round
+            replies |= self._late_descriptions(grid)
+        elif new and self._answers is None and len(new) > 1:
+            # All nodes run one ClientApp. If it has no function for queries, one error tells it, with one traceback.
+            replies |= self._exchange(grid, new[:1], min(self._settings.probe_timeout, _FIRST_QUERY_SECONDS))
+            new = new[1:]
+            if self._answers is not False:
+                replies |= self._exchange(grid, new, self._settings.probe_timeout)
+        elif new and self._answers is not False:
+            replies |= self._exchange(grid, new, self._settings.probe_timeout)
         reported = {node: _reported(reply) for node, reply in replies.items() if node in unknown and _reachable(reply)}
+        if self._answers is False:
+            reported |= {node: {} for node in unknown if node not in replies}
         if reported:
             self._admit(grid, reported, present)
+
+    def _exchange(self, grid: Grid, nodes: Sequence[int], timeout: float) -> dict[int, Message]:
+        """Send describe queries and wait for the replies."""
+        messages = queries(nodes, {"kind": "describe"})
+        replies = replies_by_node(messages, grid.send_and_receive(messages=messages, timeout=timeout))
+        self._asked |= {
+            message.metadata.dst_node_id: message.metadata.message_id
+            for message in messages
+            if message.metadata.dst_node_id not in replies
+        }
+        self._learn_from_errors(replies)
+        return replies
+
+    def _send(self, grid: Grid, nodes: Sequence[int]) -> None:
+        """Send describe queries; a later `_update` pulls the replies."""
+        messages = queries(nodes, {"kind": "describe"})
+        list(grid.push_messages(messages))
+        self._asked |= {message.metadata.dst_node_id: message.metadata.message_id for message in messages}
+
+    def _learn_from_errors(self, replies: Mapping[int, Message]) -> None:
+        """Note whether the ClientApp answers queries, and say why not, once."""
+        for node, reply in replies.items():
+            reason = reason_of(reply)
+            if not reply.has_error():
+                self._answers = True
+            elif any(text in reason for text in _NO_FUNCTION):
+                if self._answers is None:
+                    LOG.info(
+                        "The ClientApp does not use fedpick.flower.answer_probes, so clients are identified by their "
+                        "node ids, and policies that query clients get no answer."
+                    )
+                self._answers = False
+            elif reply.error.code == _MOD_FAILED:
+                if not self._mod_error:
+                    LOG.warning("A mod of the ClientApp rejected fedpick's query: %s. %s", reason, _MOD_HINT)
+                self._mod_error = reason
+            elif _reachable(reply):
+                LOG.warning("Node %d could not describe itself: %s. Its node id identifies it.", node, reason)
 
     def _late_descriptions(self, grid: Grid) -> dict[int, Message]:
         if not self._asked:
@@ -275,16 +390,19 @@ class Membership:
         return replies
 
     def _admit(self, grid: Grid, reported: Mapping[int, Mapping[str, Any]], online: Collection[int]) -> None:
-        nodes = {node.node_id: node for node in grid.get_nodes()}
+        nodes = {node.node_id: node for node in node_infos(grid)}
         usable, unusable = {}, {}
         for node, fields in reported.items():
             usable[node], unusable[node] = _usable_fields(fields)
         keys = self._keys_of({node: (nodes.get(node), fields) for node, fields in usable.items()})
         for node, names in unusable.items():
             self._warn_of_unusable(keys[node], reported[node], names)
+        if self._labels_for is None:
+            for fields in usable.values():
+                fields.pop("label-histogram", None)
         for old, new in self.roster.admit({node: (keys[node], fields) for node, fields in usable.items()}):
             if old in online:
-                _LOG.warning(
+                LOG.warning(
                     "Nodes %d and %d are both online as %r. Node %d is used, the other one is left out. "
                     "Give each client its own key or partition id.",
                     *(old, new, keys[new], new),
@@ -299,11 +417,11 @@ class Membership:
         All of them have just answered, so none is the dead predecessor of another.
         """
         keys = {node: self._key_of(node, info, fields) for node, (info, fields) in described.items()}
-        if self._key is None:
+        if self._settings.key is None:
             return keys
         shared = {key for key, times in Counter(keys.values()).items() if times > 1} - self._ambiguous
         for key in sorted(shared):
-            _LOG.warning(
+            LOG.warning(
                 "The key function gives %r to several nodes that are online: %s. These nodes are identified by their "
                 "node ids, which do not survive a restart. Return a different key for each client.",
                 *(key.removeprefix("key:"), reprlib.repr(sorted(node for node in keys if keys[node] == key))),
@@ -312,8 +430,8 @@ class Membership:
         return {node: f"node:{node}" if key in self._ambiguous else key for node, key in keys.items()}
 
     def _key_of(self, node_id: int, info: Any, fields: Mapping[str, Any]) -> str:
-        if self._key is not None:
-            return self._users_key(self._key, node_id, info, fields)
+        if self._settings.key is not None:
+            return self._users_key(self._settings.key, node_id, info, fields)
         if name := getattr(info, "name", ""):
             return f"name:{name}"
         if "partition-id" in fields:
@@ -325,10 +443,10 @@ class Membership:
             value = function(info, fields)
             text = "" if value is None else str(value)
         except Exception:  # its input comes from clients: one of them must not end the federation
-            _LOG.exception("The key function failed for node %d, which is identified by its node id.", node_id)
+            LOG.exception("The key function failed for node %d, which is identified by its node id.", node_id)
             return f"node:{node_id}"
         if not text:
-            _LOG.warning(
+            LOG.warning(
                 "The key function returned %r for node %d, which is identified by its node id instead. A node id does "
                 "not survive a restart. Return a different key for each client.",
                 *(value, node_id),
@@ -338,8 +456,8 @@ class Membership:
 
     def _warn_of_unusable(self, key: str, reported: Mapping[str, Any], names: Iterable[str]) -> None:
         for name in names:
-            self.unusable_fields.add(name)
-            _LOG.warning(
+            self._unusable_fields.add(name)
+            LOG.warning(
                 "%s reported %s = %s, which counts as unknown: it must be %s.",
                 *(key, name, reprlib.repr(reported[name]), _FIELDS[name][1]),
             )
@@ -347,11 +465,17 @@ class Membership:
     def _warn_of_odd_histograms(self) -> None:
         odd = self.roster.odd_histograms()
         for index in sorted(odd.keys() - self._odd):
-            _LOG.warning(
+            LOG.warning(
                 "%s has a label-histogram of %d labels, but most clients have %d labels: it counts as unknown.",
                 *(self.roster.keys[index], *odd[index]),
             )
         self._odd |= odd.keys()
+
+
+_MOD_HINT = (
+    "Mods in ClientApp(mods=[...]) also apply to fedpick's queries; give them to the train function alone: "
+    "@app.train(mods=[...])."
+)
 
 
 def _reachable(reply: Message) -> bool:
@@ -364,7 +488,7 @@ def _reported(reply: Message) -> Mapping[str, Any]:
     record = reply.content.get("answer")
     if isinstance(record, MetricRecord):
         return record
-    _LOG.warning("Node %d described itself without a MetricRecord: nothing is known of it.", reply.metadata.src_node_id)
+    LOG.warning("Node %d described itself without a MetricRecord: nothing is known of it.", reply.metadata.src_node_id)
     return {}
 
 

@@ -6,60 +6,74 @@ replies that can be decoded, that fit the model, and that have the metrics of mo
 
 from __future__ import annotations
 
+import io
+import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedpick.flower.client import ACTION
 
 __all__ = [
+    "LOG",
+    "Arrays",
     "CohortGrid",
-    "Updates",
+    "GridView",
+    "all_finite",
     "apply_updates",
-    "consistent_replies",
+    "arrays_of",
     "count",
+    "decoded",
+    "difference",
+    "is_buffer",
     "is_count",
+    "make_consistent",
     "metrics_of",
+    "node_infos",
     "number",
     "queries",
+    "reason_of",
     "replies_by_node",
+    "scaled",
     "sketch",
     "squared_norm",
-    "update_of",
-    "usable_updates",
+    "usable_replies",
 ]
 
-Updates = Sequence[Mapping[str, NDArray[Any]] | None]
-"""One update for every chosen client; None for a client that did not complete."""
+LOG = logging.getLogger("flwr.fedpick")
+"""Below Flower's logger, so that its lines reach `flwr run --stream`."""
+
+Arrays = Mapping[str, NDArray[Any]]
+"""The arrays of a model, or of an update, by name."""
 
 _LARGEST_COUNT = 2.0**53
 """A larger count is absurd. Sums of millions of counts below it are finite."""
 _SKETCH_SIZE = 512
 _REAL = "biuf"
 """NumPy's kinds of real numbers: bool, int, unsigned, float."""
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+"""Ends of the names that PyTorch gives to the statistics of batch normalisation."""
 
 
-class CohortGrid(Grid):
-    """A grid that shows only the chosen nodes, so that a strategy can sample nothing but the cohort."""
+class GridView(Grid):
+    """A grid that passes every call to another grid."""
 
-    def __init__(self, grid: Grid, node_ids: Sequence[int]) -> None:
+    def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._node_ids = list(node_ids)
 
     def get_node_ids(self) -> Iterable[int]:
-        """The chosen nodes."""
-        return list(self._node_ids)
+        """Passed through."""
+        return self._grid.get_node_ids()
 
     def get_nodes(self) -> Iterable[Any]:
-        """The chosen nodes, with what the SuperLink knows of them."""
-        chosen = set(self._node_ids)
-        return [node for node in self._grid.get_nodes() if node.node_id in chosen]
+        """Passed through."""
+        return node_infos(self._grid)
 
     def set_run(self, run: Any) -> None:
         """Passed through."""
@@ -87,6 +101,28 @@ class CohortGrid(Grid):
         return self._grid.send_and_receive(messages, timeout=timeout)
 
 
+class CohortGrid(GridView):
+    """A grid that shows only the chosen nodes, so that a strategy can sample nothing but the cohort."""
+
+    def __init__(self, grid: Grid, node_ids: Sequence[int]) -> None:
+        super().__init__(grid)
+        self._node_ids = list(node_ids)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The chosen nodes."""
+        return list(self._node_ids)
+
+    def get_nodes(self) -> Iterable[Any]:
+        """The chosen nodes, with what the SuperLink knows of them."""
+        chosen = set(self._node_ids)
+        return [node for node in node_infos(self._grid) if node.node_id in chosen]
+
+
+def node_infos(grid: Grid) -> list[Any]:
+    """What the SuperLink knows of the online nodes; empty before Flower 1.40, which cannot list it."""
+    return list(grid.get_nodes()) if hasattr(grid, "get_nodes") else []
+
+
 def queries(node_ids: Sequence[int], config: Mapping[str, Any], arrays: ArrayRecord | None = None) -> list[Message]:
     """The same query for each of these nodes; `answer_probes` answers it."""
     content: dict[str, Any] = {"config": ConfigRecord(dict(config))}
@@ -103,6 +139,11 @@ def replies_by_node(messages: Iterable[Message], replies: Iterable[Message]) -> 
         for reply in replies
         if reply.metadata.reply_to_message_id in sent
     }
+
+
+def reason_of(reply: Message) -> str:
+    """The reason of an error reply; empty for a reply with content."""
+    return (reply.error.reason or "") if reply.has_error() else ""
 
 
 def metrics_of(reply: Message | None) -> Mapping[str, Any]:
@@ -130,68 +171,114 @@ def count(value: Any) -> float:
     return float(value) if is_count(value) else math.nan
 
 
-def update_of(reply: Message | None, arrays: ArrayRecord) -> dict[str, NDArray[Any]] | None:
-    """new - old for every array of a train reply; None if the reply is missing, unreadable, or not real and finite.
+def decoded(arrays: ArrayRecord) -> dict[str, NDArray[Any]]:
+    """The arrays of the server's own model."""
+    return {name: array.numpy() for name, array in arrays.items()}
 
-    A reply whose arrays came in another order, or as integers for a model of floats, is put into the model's form in
-    place: Flower's strategies pair arrays by position, and some compute in the arrays they get.
+
+def arrays_of(reply: Message | None, model: Arrays) -> dict[str, NDArray[Any]] | None:
+    """The trained model in a reply; None if it is missing, unreadable, or not of real and finite numbers.
+
+    A reply may hold a part of the model's arrays; the others stay as the model has them. The reply is put into the
+    model's form in place, that is, all arrays, in the model's order, floats where the model has floats: Flower's
+    strategies pair arrays by position, and some compute in the arrays they get.
     """
     if reply is None or reply.has_error():
         return None
     records = list(reply.content.array_records.items())
-    if len(records) != 1 or set(records[0][1]) != set(arrays):
+    if len(records) != 1 or not records[0][1] or not set(records[0][1]) <= set(model):
         return None
     name, record = records[0]
-    update, tidy = {}, {}
-    for key, old in arrays.items():
-        new, before = _decoded(record[key]), old.numpy()
-        if new is None or (difference := _difference(new, before)) is None:
+    new, tidy = {}, {}
+    for key, before in model.items():
+        array = _decode(record[key]) if key in record else before
+        if array is None or not _fits(array, before):
             return None
-        update[key] = difference
-        whole = new.dtype.kind != "f" and before.dtype.kind == "f"
-        tidy[key] = Array(new.astype(before.dtype)) if whole else record[key]
+        integers = array.dtype.kind != "f" and before.dtype.kind == "f"
+        new[key] = array.astype(before.dtype) if integers else array
+        tidy[key] = Array(new[key]) if integers or key not in record else record[key]
     if list(record) != list(tidy) or any(tidy[key] is not record[key] for key in tidy):
         reply.content[name] = ArrayRecord(tidy)
-    return update
+    return new
 
 
-def _decoded(array: Array) -> NDArray[Any] | None:
+def _decode(array: Array) -> NDArray[Any] | None:
+    """The array, as a view of the reply's bytes where possible; None for bytes that cannot be decoded."""
     try:
-        decoded = array.numpy()
+        if array.stype == "numpy.ndarray" and array.data.startswith(b"\x93NUMPY\x01\x00"):
+            stream = io.BytesIO(array.data)
+            np.lib.format.read_magic(stream)
+            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
+            if not fortran_order and not dtype.hasobject:
+                flat = np.frombuffer(array.data, dtype, count=math.prod(shape), offset=stream.tell())
+                return flat.reshape(shape)
+        found = array.numpy()
     except Exception:  # bytes from a client may fail in any way
         return None
-    return decoded if isinstance(decoded, np.ndarray) else None
+    return found if isinstance(found, np.ndarray) else None
 
 
-def _difference(new: NDArray[Any], before: NDArray[Any]) -> NDArray[Any] | None:
-    """new - before; None unless both are real, of one shape, and finite in the model's precision."""
+def _fits(new: NDArray[Any], before: NDArray[Any]) -> bool:
+    """Whether both are real, of one shape, and the new one is finite in the model's precision."""
     if new.shape != before.shape or new.dtype.kind not in _REAL or before.dtype.kind not in _REAL:
-        return None
-    floats = new.dtype.kind == before.dtype.kind == "f"
+        return False
     with np.errstate(over="ignore", invalid="ignore"):
-        if before.dtype.kind == "f" and not np.isfinite(new.astype(before.dtype, copy=False)).all():
-            return None
-        # Integers and booleans are subtracted as floats: unsigned ones would wrap around.
-        difference: NDArray[Any] = new - before if floats else np.subtract(new, before, dtype=np.float64)
-    return difference if np.isfinite(difference).all() else None
+        return before.dtype.kind != "f" or bool(np.isfinite(new.astype(before.dtype, copy=False)).all())
 
 
-def apply_updates(arrays: ArrayRecord, steps: Iterable[tuple[float, Mapping[str, NDArray[Any]]]]) -> ArrayRecord:
-    """arrays + sum of weight x update."""
-    new = {name: array.numpy().copy() for name, array in arrays.items()}
-    for weight, update in steps:
-        for name in new:
-            new[name] = new[name] + (weight * update[name]).astype(new[name].dtype)
-    return ArrayRecord({name: Array(np.asarray(array)) for name, array in new.items()})
+def all_finite(arrays: Arrays) -> bool:
+    """Whether every float in the arrays is finite."""
+    return all(array.dtype.kind not in "fc" or bool(np.isfinite(array).all()) for array in arrays.values())
 
 
-def squared_norm(update: Mapping[str, NDArray[Any]]) -> float:
+def difference(new: Arrays, model: Arrays) -> dict[str, NDArray[Any]]:
+    """The update new - model. Differences of integers are floats: unsigned integers would wrap around."""
+    with np.errstate(over="ignore"):
+        return {
+            name: new[name] - before
+            if new[name].dtype.kind == before.dtype.kind == "f"
+            else np.subtract(new[name], before, dtype=np.float64)
+            for name, before in model.items()
+        }
+
+
+def is_buffer(name: str, array: NDArray[Any], users: Callable[[str], bool] | None) -> bool:
+    """Whether the array holds statistics, not parameters: the weights of an average of statistics must sum to 1."""
+    return name.endswith(_BUFFERS) or array.dtype.kind != "f" or (users is not None and bool(users(name)))
+
+
+def scaled(new: Arrays, model: Arrays, factor: float, buffers: Callable[[str], bool] | None) -> ArrayRecord | None:
+    """model + factor x (new - model), with buffers as in `new`; None if it is not finite."""
+    update, result = difference(new, model), {}
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, before in model.items():
+            keep = is_buffer(name, before, buffers)
+            result[name] = new[name] if keep else before + (factor * update[name]).astype(before.dtype)
+    return ArrayRecord({name: Array(np.asarray(a)) for name, a in result.items()}) if all_finite(result) else None
+
+
+def apply_updates(
+    model: Arrays, updates: Sequence[Arrays], weights: NDArray[np.float64], buffers: Callable[[str], bool] | None
+) -> ArrayRecord:
+    """model + sum of weight x update; for buffers the weights are scaled to sum to 1."""
+    total = float(weights.sum())
+    result = {}
+    for name, before in model.items():
+        factor = 1.0 / total if is_buffer(name, before, buffers) and total > 0 else 1.0
+        new = before
+        for update, weight in zip(updates, weights, strict=True):
+            new = new + (float(weight) * factor * update[name]).astype(before.dtype)
+        result[name] = Array(np.asarray(new))
+    return ArrayRecord(result)
+
+
+def squared_norm(update: Arrays) -> float:
     """The squared Euclidean norm of an update; infinite where it overflows."""
     with np.errstate(over="ignore"):
         return sum(float(np.sum(np.square(array, dtype=np.float64))) for array in update.values())
 
 
-def sketch(update: Mapping[str, NDArray[Any]], seed: int) -> NDArray[np.float64]:
+def sketch(update: Arrays, seed: int) -> NDArray[np.float64]:
     """The update as at most 512 numbers that keep inner products on average: random signs, summed in random buckets."""
     flat = np.concatenate([np.ravel(array).astype(np.float64) for array in update.values()])
     if len(flat) <= _SKETCH_SIZE:
@@ -204,89 +291,97 @@ def sketch(update: Mapping[str, NDArray[Any]], seed: int) -> NDArray[np.float64]
     return buckets
 
 
-def usable_updates(
+def usable_replies(
     replies: Sequence[Message | None],
-    arrays: ArrayRecord,
+    model: Arrays,
     *,
     weight: str | None,
     numbers: Collection[str],
-    scalars: Collection[str],
     refuse_zero: bool,
-) -> tuple[Updates, dict[int, str]]:
-    """The updates that the strategy can aggregate together, and position -> what is wrong with an unusable reply.
+) -> tuple[list[dict[str, NDArray[Any]] | None], dict[int, str]]:
+    """The trained models that the strategy can aggregate together, and position -> why a reply is unusable.
 
     Args:
         replies: one for every chosen client; None if none came.
-        arrays: the model that was sent.
-        weight: see `consistent_replies`.
-        numbers: see `consistent_replies`.
-        scalars: see `consistent_replies`.
+        model: the model that was sent.
+        weight: see `make_consistent`.
+        numbers: see `make_consistent`.
         refuse_zero: refuse an update of zero, by whose norm the strategy would divide.
     """
-    updates = [update_of(reply, arrays) for reply in replies]
+    trained = [arrays_of(reply, model) for reply in replies]
     wrong: dict[int, str] = {}
-    for place, (reply, update) in enumerate(zip(replies, updates, strict=True)):
-        if update is None and reply is not None and not reply.has_error():
+    for place, (reply, new) in enumerate(zip(replies, trained, strict=True)):
+        if new is None and reply is not None and not reply.has_error():
             wrong[place] = (
-                "it must hold one ArrayRecord with the names and shapes of the model, and finite real numbers"
+                "it must hold one ArrayRecord with names and shapes of the model's arrays, and finite real numbers"
             )
-        elif update is not None and refuse_zero and not _has_norm(update):
+        elif new is not None and refuse_zero and not _has_norm(difference(new, model)):
             wrong[place] = "its update is zero, and the strategy divides by the norm of updates"
     readable = [None if place in wrong else reply for place, reply in enumerate(replies)]
-    usable = consistent_replies(readable, weight=weight, numbers=numbers, scalars=scalars)
+    usable = make_consistent(readable, weight=weight, numbers=numbers)
     for place, (reply, good) in enumerate(zip(readable, usable, strict=True)):
         if reply is not None and not reply.has_error() and not good:
             needed = f", and a finite number of at least 0 for {', '.join(sorted(numbers))}" if numbers else ""
             wrong[place] = (
-                f"it must hold one MetricRecord with the others' keys, one number where they have one{needed}"
+                "it must hold one MetricRecord with every metric that most replies have, in the same form"
+                f" (a number, or a list of one length){needed}"
             )
-    return [update if good else None for update, good in zip(updates, usable, strict=True)], wrong
+    return [new if good else None for new, good in zip(trained, usable, strict=True)], wrong
 
 
-def _has_norm(update: Mapping[str, NDArray[Any]]) -> bool:
+def _has_norm(update: Arrays) -> bool:
     """Whether the norm is positive in the update's own precision, in which Flower computes it."""
     with np.errstate(over="ignore"):
         return any(np.linalg.norm(np.ravel(array)) ** 2 > 0 for array in update.values())
 
 
-def consistent_replies(
-    replies: Sequence[Message | None], *, weight: str | None, numbers: Collection[str], scalars: Collection[str] = ()
-) -> list[bool]:
-    """Which replies a strategy can aggregate together: those whose records have the form of most.
+def make_consistent(replies: Sequence[Message | None], *, weight: str | None, numbers: Collection[str]) -> list[bool]:
+    """Which replies a strategy can aggregate together; they get the same record names and metrics, in place.
+
+    Metrics that more than half of the replies hold in one form must be in every reply. Other metrics are dropped, so
+    that a client cannot make the replies of others unusable.
 
     Args:
         replies: the replies; None and errors are not usable.
         weight: the metric that holds the weight, or None for a strategy that does not read metrics.
         numbers: the metrics for which the strategy needs a finite number of at least 0.
-        scalars: metrics that should be one number: of two equally frequent forms, the one with fewer lists wins.
     """
-    present = [reply is not None and not reply.has_error() for reply in replies]
     if weight is None:
-        return present
-    forms = [
-        _form(reply, weight, numbers) if there and reply is not None else None
-        for reply, there in zip(replies, present, strict=True)
-    ]
-    counts = Counter(form for form in forms if form is not None)
-    if not counts:
+        return [reply is not None and not reply.has_error() for reply in replies]
+    forms = [_forms(reply, weight, numbers) for reply in replies]
+    readable = [form for form in forms if form is not None]
+    times = Counter(item for form in readable for item in form)
+    kept = {item for item, holders in times.items() if 2 * holders > len(readable)}
+    usable = [form is not None and kept <= form for form in forms]
+    good = [reply for reply, use in zip(replies, usable, strict=True) if use and reply is not None]
+    # With the weight among the numbers, the strategy divides by the sum of the reported sizes.
+    if weight in numbers and not sum(count(metrics_of(reply).get(weight)) for reply in good) > 0:
         return [False] * len(replies)
-    lists = {form: sum(key in scalars and length is not None for key, length in form[-1]) for form in counts}
-    # The first of equals, in the order of the cohort: Counter keeps it, and max takes it.
-    most = max(counts, key=lambda form: (counts[form], -lists[form]))
-    usable = [form == most for form in forms]
-    sizes = [count(metrics_of(reply).get(weight)) for reply, good in zip(replies, usable, strict=True) if good]
-    if weight in numbers and not sum(sizes) > 0:  # the strategy would divide by zero
-        return [False] * len(replies)
+    names = {weight, *(key for key, _ in kept)}
+    for reply in good:
+        metrics = metrics_of(reply)
+        if not set(metrics) <= names:
+            (record,) = reply.content.metric_records
+            reply.content[record] = MetricRecord({key: value for key, value in metrics.items() if key in names})
+    _rename_records(good)
     return usable
 
 
-def _form(reply: Message, weight: str, numbers: Collection[str]) -> tuple[Any, ...] | None:
-    """What must be equal in all replies: names of records, keys of metrics, lengths of lists. None: unusable."""
+def _forms(reply: Message | None, weight: str, numbers: Collection[str]) -> set[tuple[str, int | None]] | None:
+    """(metric, length of its list, None for a number) for every metric but the weight; None for an unusable reply."""
+    if reply is None or reply.has_error() or len(reply.content.metric_records) != 1:
+        return None
     metrics = metrics_of(reply)
-    if len(reply.content.metric_records) != 1 or isinstance(metrics.get(weight), list):
+    if isinstance(metrics.get(weight), list) or any(not is_count(metrics.get(key)) for key in numbers):
         return None
-    if any(not is_count(metrics.get(key)) for key in numbers):
-        return None
-    keys = frozenset((key, len(value) if isinstance(value, list) else None) for key, value in metrics.items())
-    names: Hashable = (*reply.content.array_records, *reply.content.metric_records)
-    return names, frozenset(item for item in keys if item[0] != weight)
+    return {(key, len(value) if isinstance(value, list) else None) for key, value in metrics.items() if key != weight}
+
+
+def _rename_records(replies: Sequence[Message]) -> None:
+    """Give the records of all replies the names that most replies use: Flower's strategies look them up by name."""
+    contents = [reply.content for reply in replies]
+    for found in ([list(c.array_records) for c in contents], [list(c.metric_records) for c in contents]):
+        times = Counter(names[0] for names in found if len(names) == 1)
+        for content, names in zip(contents, found, strict=True):
+            if len(names) == 1 and names[0] != (most := max(times, key=lambda name: times[name])):
+                content[most] = content.pop(names[0])

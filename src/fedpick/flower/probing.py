@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,22 @@ from fedpick.core.policy import Signal
 from fedpick.core.types import Probe, aggregation_weights
 from fedpick.flower.inner import train_messages
 from fedpick.flower.membership import Membership
-from fedpick.flower.messages import apply_updates, number, queries, replies_by_node, sketch, update_of
+from fedpick.flower.messages import (
+    LOG,
+    Arrays,
+    all_finite,
+    apply_updates,
+    arrays_of,
+    difference,
+    number,
+    queries,
+    reason_of,
+    replies_by_node,
+    sketch,
+)
+from fedpick.flower.settings import Settings
 
 __all__ = ["Prober"]
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +40,13 @@ class Prober:
 
     inner: Strategy
     membership: Membership
+    settings: Settings
     arrays: ArrayRecord
+    model: Arrays
+    """The same, decoded."""
     server_round: int
     config: ConfigRecord
     grid: Grid
-    seed: int
-    probe_timeout: float
-    train_timeout: float
 
     def measure(self, probe: Probe) -> NDArray[np.float64]:
         """One value, or one vector, for every probed client; NaN for a client that did not answer in time."""
@@ -47,19 +57,18 @@ class Prober:
             updates = self._trial_updates(probe.trial.clients)
             completed = np.array([update is not None for update in updates], dtype=bool)
             weights = aggregation_weights(probe.trial, completed, self.membership.roster.clients())
-            arrays = apply_updates(
-                arrays, [(float(w), update) for w, update in zip(weights, updates, strict=True) if update is not None]
-            )
+            usable = [update for update in updates if update is not None]
+            arrays = apply_updates(self.model, usable, weights[completed], self.settings.buffers)
         return self._losses(probe, arrays)
 
     def _losses(self, probe: Probe, arrays: ArrayRecord) -> NDArray[np.float64]:
         nodes = self._nodes(probe.clients)
         messages = queries(nodes, {"kind": "loss", "batch-size": probe.batch_size or 0}, arrays)
-        replies = self._exchange(messages, self.probe_timeout)
+        replies = self._exchange(messages, self.settings.probe_timeout)
         values = np.array([_loss(replies.get(node)) for node in nodes])
         if len(values) and np.isnan(values).all():
-            reasons = [reply.error.reason for reply in replies.values() if reply.has_error()]
-            _LOG.warning(
+            reasons = [reason for reply in replies.values() if (reason := reason_of(reply))]
+            LOG.warning(
                 "None of %d clients answered with a loss, so the policy chooses without losses: %s. "
                 "Clients answer after fedpick.flower.answer_probes(app, loss=...).",
                 *(len(nodes), reasons[0] if reasons else "no usable answer in time"),
@@ -67,16 +76,25 @@ class Prober:
         return values
 
     def _updates(self, probe: Probe) -> NDArray[np.float64]:
-        rows = [None if update is None else sketch(update, self.seed) for update in self._trial_updates(probe.clients)]
+        rows = [
+            None if update is None else sketch(update, self.settings.seed)
+            for update in self._trial_updates(probe.clients)
+        ]
         width = next((len(row) for row in rows if row is not None), 1)
         return np.array([np.full(width, np.nan) if row is None else row for row in rows])
 
     def _trial_updates(self, chosen: NDArray[np.int64]) -> list[dict[str, NDArray[Any]] | None]:
         """Updates that do not enter the model; None for a client that did not answer in time."""
         nodes = self._nodes(chosen)
-        messages = train_messages(self.inner, nodes, self.server_round, self.arrays, self.config, self.grid)
-        replies = self._exchange(messages, self.train_timeout)
-        return [update_of(replies.get(node), self.arrays) for node in nodes]
+        config = ConfigRecord(dict(self.config))  # a copy: what the strategy writes must not reach the real round
+        messages = train_messages(self.inner, nodes, self.server_round, self.arrays, config, self.grid)
+        replies = self._exchange(messages, self.settings.train_timeout)
+        return [self._update_of(replies.get(node)) for node in nodes]
+
+    def _update_of(self, reply: Message | None) -> dict[str, NDArray[Any]] | None:
+        new = arrays_of(reply, self.model)
+        update = None if new is None else difference(new, self.model)
+        return update if update is None or all_finite(update) else None
 
     def _exchange(self, messages: list[Message], timeout: float) -> dict[int, Message]:
         if not messages:

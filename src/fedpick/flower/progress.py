@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedpick.flower.messages import CohortGrid
+from fedpick.flower.messages import LOG, GridView
 
 __all__ = ["RoundProgress", "RoundReport", "Step"]
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +31,8 @@ class Step:
 class RoundReport:
     """A round, with clients named by their keys; sent when the cohort is chosen and, with `over`, when it ends."""
 
-    index: int
+    round: int
+    """From 1, as Flower counts; a resumed run counts on from the saved state."""
     available: list[str]
     cohort: list[str]
     over: bool = False
@@ -60,11 +57,11 @@ class RoundProgress:
         self._started, self._steps, self._report = time.monotonic(), [], None
         return _TimedGrid(grid, self._steps)
 
-    def chosen(self, index: int, available: Iterable[str], cohort: Iterable[str]) -> None:
+    def chosen(self, round: int, available: Iterable[str], cohort: Iterable[str]) -> None:
         """Report the cohort, before its messages are sent."""
         self._sent = time.monotonic()
         self._report = RoundReport(
-            index=index,
+            round=round,
             available=list(available) if self._function is not None else [],
             cohort=list(cohort),
             steps=list(self._steps),
@@ -90,9 +87,9 @@ class RoundProgress:
             steps=list(self._steps),
             seconds=time.monotonic() - self._started,
         )
-        _LOG.info(
+        LOG.info(
             "Round %d: %d of %d completed in %.1f s; failed: %s",
-            *(self._report.index, len(self._report.completed), len(pairs), self._report.seconds),
+            *(self._report.round, len(self._report.completed), len(pairs), self._report.seconds),
             ", ".join(self._report.failed) or "none",
         )
         self._send()
@@ -103,23 +100,15 @@ class RoundProgress:
         try:
             self._function(self._report)
         except Exception:  # an observer must not end the run
-            _LOG.exception("The progress function failed in round %d; the run goes on.", self._report.index)
+            LOG.exception("The progress function failed in round %d; the run goes on.", self._report.round)
 
 
-class _TimedGrid(CohortGrid):
+class _TimedGrid(GridView):
     """The whole grid; measures how long each exchange took."""
 
     def __init__(self, grid: Grid, steps: list[Step]) -> None:
-        super().__init__(grid, [])
+        super().__init__(grid)
         self._steps = steps
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Passed through."""
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[Any]:
-        """Passed through."""
-        return self._grid.get_nodes()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Passed through and timed."""

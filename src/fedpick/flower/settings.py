@@ -13,10 +13,12 @@ from typing import Any
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.validation import number, whole
-from fedpick.flower.membership import KeyFunction
 from fedpick.flower.progress import RoundReport
 
-__all__ = ["PROVIDES", "REPORTS", "Settings", "refuse_unusable_policy", "writable_directory"]
+__all__ = ["PROVIDES", "REPORTS", "KeyFunction", "Settings", "refuse_unusable_policy", "writable_directory"]
+
+KeyFunction = Callable[[Any, Mapping[str, Any]], "str | int"]
+"""(NodeInfo, what the client reported) -> a key that stays the same when the node id does not."""
 
 PROVIDES = frozenset(
     {
@@ -46,18 +48,20 @@ class Settings:
     use_weights: bool
     min_clients: int
     wait: float
+    ready_timeout: float
     probe_timeout: float
     train_timeout: float
     reports: Mapping[str, str]
+    buffers: Callable[[str], bool] | None
     progress: Callable[[RoundReport], None] | None
 
     def __post_init__(self) -> None:
         self.budget = whole("with_policy", "budget", 1, optional=True, value=self.budget)
         self.seed = whole("with_policy", "seed", 0, value=self.seed)
         self.min_clients = whole("with_policy", "min_clients", 0, value=self.min_clients)
-        for name in ("wait", "probe_timeout", "train_timeout"):
+        for name in ("wait", "ready_timeout", "probe_timeout", "train_timeout"):
             setattr(self, name, number("with_policy", name, "[0, inf]", value=getattr(self, name)))
-        for name, arguments in (("key", "node_info, reported"), ("progress", "report")):
+        for name, arguments in (("key", "node_info, reported"), ("buffers", "name"), ("progress", "report")):
             if (value := getattr(self, name)) is not None and not callable(value):
                 raise InvalidInput(f"{name} must be a function, {name}({arguments}), or None. Got {value!r}.")
         self.reports = _checked_reports(self.reports)

@@ -14,8 +14,8 @@ takes its normalised mean, which is then w + sum of a_i (w_i - w).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,17 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from fedpick.core import validation
-from fedpick.core.errors import InvalidInput, MissingSignal, StateFileError
+from fedpick.core import registry, validation
+from fedpick.core.errors import InvalidInput, StateFileError, TrainingFailed
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.sampling import sample_uniform
 from fedpick.core.session import SESSION_FILE, Session
 from fedpick.core.types import Clients, Outcome, Selection, aggregation_weights
+from fedpick.core.writing import claim
 from fedpick.flower.inner import (
     divides_by_norm,
+    driven_by,
     layers,
     needed_numbers,
     refuse_unsuitable,
@@ -41,32 +43,36 @@ from fedpick.flower.inner import (
     train_messages,
     weight_key,
 )
-from fedpick.flower.membership import KeyFunction, Membership, Roster
+from fedpick.flower.membership import ROSTER_FILE, Membership, Roster
 from fedpick.flower.messages import (
+    LOG,
+    Arrays,
     CohortGrid,
-    Updates,
-    apply_updates,
-    consistent_replies,
+    all_finite,
     count,
+    decoded,
+    difference,
+    make_consistent,
     metrics_of,
     number,
+    reason_of,
     replies_by_node,
+    scaled,
     squared_norm,
-    usable_updates,
+    usable_replies,
 )
 from fedpick.flower.probing import Prober
 from fedpick.flower.progress import RoundProgress, RoundReport
 from fedpick.flower.settings import (
     PROVIDES,
     REPORTS,
+    KeyFunction,
     Settings,
     refuse_unusable_policy,
     writable_directory,
 )
 
 __all__ = ["PolicyStrategy", "with_policy"]
-
-_LOG = logging.getLogger(__name__)
 
 
 def with_policy(
@@ -80,9 +86,11 @@ def with_policy(
     weights: str = "policy",
     min_clients: int = 1,
     wait: float = 60.0,
+    ready_timeout: float = 3600.0,
     probe_timeout: float = 60.0,
     train_timeout: float = 3600.0,
     reports: Mapping[str, str] = REPORTS,
+    buffers: Callable[[str], bool] | None = None,
     progress: Callable[[RoundReport], None] | None = None,
 ) -> PolicyStrategy:
     """Let a policy choose the cohorts, and their weights, of a Flower strategy.
@@ -98,11 +106,15 @@ def with_policy(
             else the reported partition id, else the node id. If the function returns nothing, or the same for several
             nodes at once, the node id is used.
         weights: "policy", or "ignored" for strategies that cannot use weights (median, Krum, ...).
-        min_clients: wait until this many clients are online ...
-        wait: ... but at most this many seconds; then go on with those that are online.
+        min_clients: start a round once this many clients have described themselves ...
+        wait: ... or after this many seconds, with those that have.
+        ready_timeout: seconds without any ready client after which the run ends with an error.
         probe_timeout: seconds that clients have to answer a query.
         train_timeout: seconds that clients have to train. A late client counts as failed, and as busy until it answers.
         reports: Outcome field -> metric of the train replies.
+        buffers: (name of an array) -> whether it holds statistics instead of parameters. Statistics are averaged with
+            weights that sum to 1. Arrays of integers, and those that PyTorch's batch normalisation names
+            running_mean, running_var and num_batches_tracked, are always statistics.
         progress: called when a cohort is chosen and when its round ends, with the clients that completed and failed,
             and the duration of each exchange. An exception it raises is logged and does not end the run.
     """
@@ -120,9 +132,11 @@ def with_policy(
         use_weights=weights == "policy",
         min_clients=min_clients,
         wait=wait,
+        ready_timeout=ready_timeout,
         probe_timeout=probe_timeout,
         train_timeout=train_timeout,
         reports=reports,
+        buffers=buffers,
         progress=progress,
     )
     if state is not None:  # last: a call that is refused creates no directory
@@ -137,31 +151,27 @@ class PolicyStrategy(Strategy):
         self.inner = inner
         self.policy = policy
         self.history: list[Selection] = []
-        """The selections of this process's rounds."""
+        """The selections of this process's rounds, without arrays in their diagnostics."""
         self.session: Session | None = None
         self.roster = Roster()
         self._settings = settings
         self._selection: Selection | None = None  # of the round that is asked and not told yet
         self._messages: list[Message] = []
         self._evaluations: list[Message] = []
-        self._arrays = ArrayRecord()
+        self._model: Arrays = {}  # that was sent
+        self._trained = False  # whether a step was made since `start`
         self._warned: set[str] = set()
         self._progress = RoundProgress(settings.progress)
         if settings.path is not None:
             self._resume(settings.path)
-        self._membership = Membership(
-            self.roster,
-            key=settings.key,
-            min_clients=settings.min_clients,
-            wait=settings.wait,
-            probe_timeout=settings.probe_timeout,
-        )
+        labels_for = type(policy).__name__ if Signal.LABEL_HISTOGRAM in policy.needs else None
+        self._membership = Membership(self.roster, settings, labels_for=labels_for)
 
     def _resume(self, path: Path) -> None:
         """Load the saved session and roster. A roster without a session is loaded only to refuse a foreign file."""
         saved = (path / SESSION_FILE).exists()
         session = Session.load(path, policy=self.policy, provides=PROVIDES) if saved else None
-        roster = Roster.load(path) if saved or (path / "roster.json").exists() else None
+        roster = Roster.load(path) if saved or (path / ROSTER_FILE).exists() else None
         if session is None or roster is None:
             return
         if session.seed != self._settings.seed:
@@ -171,8 +181,8 @@ class PolicyStrategy(Strategy):
             )
         if len(roster.keys) < len(session.clients):
             raise StateFileError(
-                f"The files in {path} do not belong together: roster.json has {len(roster.keys)} clients, the session "
-                f"{len(session.clients)}. Restore the right ones, or choose another directory to start anew."
+                f"The files in {path} do not belong together: {ROSTER_FILE} has {len(roster.keys)} clients, the "
+                f"session {len(session.clients)}. Restore the right ones, or choose another directory to start anew."
             )
         self.session, self.roster = session, roster
 
@@ -185,13 +195,26 @@ class PolicyStrategy(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        **others: Any,
     ) -> Result:
-        """Run the federation; `timeout` defaults to the train_timeout of `with_policy`."""
+        """Run the federation; raise if no round trained. A `start` that the wrapped strategy overrides is used.
+
+        `timeout` defaults to the train_timeout of `with_policy`; `others` are for an overridden `start`.
+        """
         if timeout is not None:
             self._settings.train_timeout = validation.number("start", "timeout", "[0, inf]", value=timeout)
-        return super().start(
-            grid, initial_arrays, num_rounds, self._settings.train_timeout, train_config, evaluate_config, evaluate_fn
-        )
+        others |= {"train_config": train_config, "evaluate_config": evaluate_config, "evaluate_fn": evaluate_fn}
+        given = {name: value for name, value in others.items() if value is not None}
+        self._trained, timeout = False, self._settings.train_timeout
+        overridden = type(self.inner).start is not Strategy.start
+        run = driven_by(self, self.inner).start if overridden else super().start
+        result = run(grid, initial_arrays, num_rounds=num_rounds, timeout=timeout, **given)
+        if num_rounds > 0 and not self._trained:
+            raise TrainingFailed(
+                f"None of {num_rounds} rounds changed the model: no client completed one with a usable reply.\n\n"
+                "hint: the warnings above say why each reply failed; the logs of the SuperNodes hold client errors"
+            )
+        return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -199,38 +222,36 @@ class PolicyStrategy(Strategy):
         """Choose the cohort and let the wrapped strategy write its messages."""
         if self._selection is not None:  # the last round was aborted: its updates never entered the model
             self._tell(self._selection, np.zeros(len(self._selection.clients), dtype=bool))
-        self._arrays, self._messages = arrays, []
+        self._messages = []
         grid = self._progress.start(grid)
-        online = self._membership.refresh(grid)
-        if not self.roster.keys:
-            return []  # no client has ever been online: there is no table for a session
+        available = self._membership.refresh(grid)
+        self._model = decoded(arrays)
         clients = self.roster.clients()
         if self.session is None:
-            if self._waits_for_labels(clients):
-                return []
             self.session = Session(self.policy, clients, self._settings.seed, provides=PROVIDES)
         elif not _same_table(self.session.clients, clients):
             self.session.grow(clients)
         prober = Prober(
             inner=self.inner,
             membership=self._membership,
+            settings=self._settings,
             arrays=arrays,
+            model=self._model,
             server_round=server_round,
             config=config,
             grid=grid,
-            seed=self._settings.seed,
-            probe_timeout=self._settings.probe_timeout,
-            train_timeout=self._settings.train_timeout,
         )
-        available = self._membership.available(online)
         selection = self.session.ask(available=available, budget=self._settings.budget, measure=prober.measure)
         self._selection = selection
         nodes = [self.roster.node_of[int(index)] for index in selection.clients]
         self._messages = train_messages(self.inner, nodes, server_round, arrays, config, grid)
-        self.history.append(selection)
+        small = {name: value for name, value in selection.diagnostics.items() if not isinstance(value, np.ndarray)}
+        self.history.append(replace(selection, diagnostics=small))
         keys = self.roster.keys
+        if not self._messages:
+            LOG.warning("The policy chose none of %d ready clients.", np.count_nonzero(available))
         self._progress.chosen(
-            self.session.round,
+            self.session.round + 1,
             (keys[index] for index in np.flatnonzero(available)),
             (keys[index] for index in selection.clients),
         )
@@ -251,40 +272,57 @@ class PolicyStrategy(Strategy):
         by_node = replies_by_node(self._messages, replies)
         self._membership.mark_busy(self._messages, by_node)
         answers = [by_node.get(self.roster.node_of[int(index)]) for index in selection.clients]
+        errors = self._errors(by_node)
+        self._note_sizes(selection, answers)
+        reports = self._reported(answers)  # before metrics that few replies have are dropped
         use_weights = self._settings.use_weights
-        updates, wrong = usable_updates(
+        trained, wrong = usable_replies(
             answers,
-            self._arrays,
+            self._model,
             weight=weight_key(self.inner),
             numbers=needed_numbers(self.inner, use_weights=use_weights),
-            scalars=self._settings.reports.values(),
             refuse_zero=divides_by_norm(self.inner),
         )
+        if Signal.UPDATE_NORM in self.policy.needs:
+            squares = [np.nan if new is None else squared_norm(difference(new, self._model)) for new in trained]
+            reports["update_norm"] = np.sqrt(np.array(squares, dtype=np.float64))
+        weights = self._put_weights(selection, answers, trained, wrong)
         for place, reason in wrong.items():
-            _LOG.warning(
+            LOG.warning(
                 "The reply of %s counts as failed: %s.", self.roster.keys[int(selection.clients[place])], reason
             )
-        completed = np.array([update is not None for update in updates], dtype=bool)
-        self._note_sizes(selection, answers)
-        reports = self._reported(answers, updates)
-        weights = aggregation_weights(selection, completed, self.roster.clients())
-        errors = [reply for reply in replies if reply.has_error()]
+        completed = np.array([new is not None for new in trained], dtype=bool)
         if not completed.any() or (use_weights and not weights.sum() > 0):
             # No step. The strategy is not called: some of Flower's divide by the number of replies.
             if errors and not completed.any():
-                _LOG.warning("No client completed the round; the first error: %s.", errors[0].error.reason)
+                LOG.warning("No client completed the round; the first error: %s.", reason_of(errors[0]))
             self._tell(selection, completed, **reports)
             return None, None
-        good = [
-            reply for reply, update in zip(answers, updates, strict=True) if reply is not None and update is not None
-        ]
-        if use_weights:
-            self._put_weights(good, [update for update in updates if update is not None], weights[completed])
+        good = [reply for reply, done in zip(answers, completed, strict=True) if reply is not None and done]
         new, metrics = self.inner.aggregate_train(server_round, [*good, *errors])
-        if new is None:  # the strategy declined: no update entered the model
+        if new is not None and not all_finite(decoded(new)):
+            LOG.warning("The aggregated model of round %d is not finite: the round makes no step.", server_round)
+            new = None
+        if new is None:  # no update entered the model
             completed = np.zeros(len(completed), dtype=bool)
+        self._trained = self._trained or new is not None
         self._tell(selection, completed, **reports)
         return new, metrics
+
+    def _errors(self, by_node: Mapping[int, Message]) -> list[Message]:
+        """The error replies, in the name of the node that failed: the SuperLink writes its own id, 1."""
+        errors = []
+        for message in self._messages:
+            reply = by_node.get(message.metadata.dst_node_id)
+            if reply is not None and reply.has_error():
+                errors.append(Message(reply.error, reply_to=message))
+                if "secagg" in reason_of(reply):
+                    raise InvalidInput(
+                        "The ClientApp uses secure aggregation (secaggplus_mod), which hides the clients' updates; "
+                        "fedpick weighs and checks each update. Remove the mod, or train without a policy. "
+                        f"The client said: {reason_of(reply)}"
+                    )
+        return errors
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -304,8 +342,7 @@ class PolicyStrategy(Strategy):
         rng = stream(self._settings.seed, index, Purpose.MEASURE)
         chosen = [order[place] for place in np.sort(sample_uniform(np.ones(len(order), dtype=bool), size, rng))]
         with taking_all(self.inner, len(chosen)):
-            view = CohortGrid(grid, chosen)
-            messages = self.inner.configure_evaluate(server_round, arrays, ConfigRecord(dict(config)), view)
+            messages = self.inner.configure_evaluate(server_round, arrays, config, CohortGrid(grid, chosen))
             self._evaluations = list(messages)
         return self._evaluations
 
@@ -314,34 +351,29 @@ class PolicyStrategy(Strategy):
         replies = list(replies)
         self._membership.mark_busy(self._evaluations, replies_by_node(self._evaluations, replies))
         weight = weight_key(self.inner)
-        usable = consistent_replies(replies, weight=weight, numbers=() if weight is None else (weight,))
+        usable = make_consistent(replies, weight=weight, numbers=() if weight is None else (weight,))
         left_out = sum(not good and not reply.has_error() for reply, good in zip(replies, usable, strict=True))
         if left_out:
-            _LOG.warning(
-                "%d of %d evaluations are left out: a reply must hold one MetricRecord with the same keys as the "
-                "others, a number where they have one, and its weight under %r.",
+            LOG.warning(
+                "%d of %d evaluations are left out: a reply must hold one MetricRecord with every metric that most "
+                "replies have, in the same form, and its weight under %r.",
                 *(left_out, len(replies), weight),
             )
         kept = [reply for reply, good in zip(replies, usable, strict=True) if good or reply.has_error()]
         return self.inner.aggregate_evaluate(server_round, kept)
 
     def summary(self) -> None:
-        """As in the wrapped strategy."""
+        """Log the policy, and the summary of the wrapped strategy."""
+        name = registry.name_of(self.policy) or type(self.policy).__name__
+        LOG.info("\t├──> Policy: %s, %r", name, self.policy)
+        budget = "none" if self._settings.budget is None else self._settings.budget
+        LOG.info("\t│\t└──> budget: %s, seed: %d, weights of: %s", budget, self._settings.seed, self._weighing())
+        if self.session is not None:
+            LOG.info("\t│\t└──> resumed after round %d with %d clients", self.session.round, len(self.session.clients))
         self.inner.summary()
 
-    def _waits_for_labels(self, clients: Clients) -> bool:
-        """Delay the session until a usable label histogram arrives; raise if no client reports one."""
-        if clients.label_histogram is not None or Signal.LABEL_HISTOGRAM not in self.policy.needs:
-            return False
-        name = type(self.policy).__name__
-        if "label-histogram" not in self._membership.unusable_fields:
-            raise MissingSignal(
-                f"{name} needs the clients' label histograms, but no client reported one.\n\n"
-                "hint: report it with fedpick.flower.answer_probes(app, label_histogram=...), raise min_clients to "
-                "wait for clients that do, or choose a policy or options that do not need it"
-            )
-        _LOG.warning("%s needs label histograms, and there is no usable label histogram yet: the round is empty.", name)
-        return True
+    def _weighing(self) -> str:
+        return "the policy" if self._settings.use_weights else type(self.inner).__name__
 
     def _tell(self, selection: Selection, completed: NDArray[np.bool_], **reports: NDArray[np.float64]) -> None:
         """Commit the round, save it and report it."""
@@ -351,6 +383,7 @@ class PolicyStrategy(Strategy):
         self._selection = None
         self._warn_of_missing_reports(outcome)
         if self._settings.path is not None:
+            claim(self._settings.path, self)  # before the roster is written: another process may save here
             self.roster.save(self._settings.path)
             self.session.save(self._settings.path)
         self._progress.finish(completed.tolist())
@@ -361,7 +394,7 @@ class PolicyStrategy(Strategy):
             reported = getattr(outcome, name)[outcome.completed]
             if signal in self.policy.needs and len(reported) and np.isnan(reported).all() and name not in self._warned:
                 self._warned.add(name)
-                _LOG.warning(
+                LOG.warning(
                     "%s learns from %r, but no train reply has a usable %r among its metrics. Have the clients report "
                     'it, or name the right key: with_policy(..., reports={"%s": ...}).',
                     *(type(self.policy).__name__, name, self._settings.reports.get(name), name),
@@ -375,26 +408,50 @@ class PolicyStrategy(Strategy):
             if not np.isnan(size):
                 self.roster.num_examples[int(index)] = size
 
-    def _reported(self, answers: Sequence[Message | None], updates: Updates) -> dict[str, NDArray[np.float64]]:
-        columns = {
+    def _reported(self, answers: Sequence[Message | None]) -> dict[str, NDArray[np.float64]]:
+        return {
             name: np.array([number(metrics_of(reply).get(key)) for reply in answers], dtype=np.float64)
             for name, key in self._settings.reports.items()
         }
-        squares = [np.nan if update is None else squared_norm(update) for update in updates]
-        return {**columns, "update_norm": np.sqrt(np.array(squares, dtype=np.float64))}
 
     def _put_weights(
-        self, replies: Sequence[Message], updates: Sequence[Mapping[str, NDArray[Any]]], weights: NDArray[np.float64]
-    ) -> None:
-        """Write the policy's weights into the replies, and scale the updates if the weights do not sum to 1."""
+        self,
+        selection: Selection,
+        answers: Sequence[Message | None],
+        trained: list[dict[str, NDArray[Any]] | None],
+        wrong: dict[int, str],
+    ) -> NDArray[np.float64]:
+        """Write the policy's weights into the replies, and scale the updates if the weights do not sum to 1.
+
+        An update that overflows when it is scaled counts as failed, which may change the weights of the others.
+        """
+        clients = self.roster.clients()
+        while True:
+            completed = np.array([new is not None for new in trained], dtype=bool)
+            weights = aggregation_weights(selection, completed, clients)
+            total = float(weights.sum())
+            if not self._settings.use_weights or not total > 0 or abs(total - 1.0) <= 1e-12:
+                scaled_arrays = {}
+                break
+            scaled_arrays = {
+                place: scaled(new, self._model, total, self._settings.buffers)
+                for place, new in enumerate(trained)
+                if new is not None
+            }
+            overflowing = [place for place, arrays in scaled_arrays.items() if arrays is None]
+            if not overflowing:
+                break
+            for place in overflowing:
+                trained[place] = None
+                wrong[place] = "its update, times the sum of the policy's weights, is not finite"
         key = weight_key(self.inner)
-        assert key is not None  # with_policy refuses strategies without one
-        total = float(weights.sum())
-        for reply, update, weight in zip(replies, updates, weights, strict=True):
-            next(iter(reply.content.metric_records.values()))[key] = float(weight)
-            if abs(total - 1.0) > 1e-12:
-                name = next(iter(reply.content.array_records))
-                reply.content[name] = apply_updates(self._arrays, [(total, update)])
+        for place, reply in enumerate(answers):
+            if reply is None or trained[place] is None or key is None or not self._settings.use_weights:
+                continue
+            next(iter(reply.content.metric_records.values()))[key] = float(weights[place])
+            if (arrays := scaled_arrays.get(place)) is not None:
+                reply.content[next(iter(reply.content.array_records))] = arrays
+        return weights
 
 
 def _same_table(old: Clients, new: Clients) -> bool:
