@@ -66,9 +66,9 @@ def _engine_url(where: str | Path) -> sa.URL:
 
 
 def _read_only(file: Path) -> sqlite3.Connection:
-    """A connection that changes nothing, also to a file on a medium that cannot be written."""
+    """Open a connection that changes nothing, even on a read-only medium."""
     address = file.absolute().as_uri()
-    # Not mode=ro: such a connection leaves the index of the write-ahead log behind, which then belongs to the reader.
+    # Not mode=ro: it leaves the index of the write-ahead log behind, owned by the reader.
     connection = sqlite3.connect(f"{address}?mode=rw", uri=True, check_same_thread=False)
     try:
         connection.execute("PRAGMA query_only = ON")
@@ -79,7 +79,7 @@ def _read_only(file: Path) -> sqlite3.Connection:
         effective = {"effective_ids": True} if os.access in os.supports_effective_ids else {}
         if os.access(file.parent, os.W_OK, **effective) or (log.exists() and log.stat().st_size):
             raise
-        # There is no place for the index of the write-ahead log; and without a log, no need of one.
+        # The index of the write-ahead log cannot be created; without a log it is not needed.
         return sqlite3.connect(f"{address}?immutable=1", uri=True, check_same_thread=False)
     except BaseException:
         connection.close()
@@ -94,25 +94,25 @@ def _set_up_sqlite(engine: sa.Engine, read_only: bool) -> None:
 
     @sa.event.listens_for(engine, "connect")
     def on_connect(connection: Any, _: Any) -> None:
-        connection.isolation_level = None  # transactions are ours, see on_begin
+        connection.isolation_level = None  # on_begin starts the transactions
         for pragma in pragmas:
             connection.execute(f"PRAGMA {pragma}")
 
     @sa.event.listens_for(engine, "begin")
     def on_begin(connection: sa.Connection) -> None:
-        # A writer that starts as a reader may find itself behind another writer and can only give up; one that
-        # queues from the start just waits.
+        # A transaction that starts as a reader cannot become a writer while another one writes: it would fail. One
+        # that starts as a writer waits.
         writes = connection.get_execution_options().get("fedpick_writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def open_store(where: str | Path = DEFAULT_STORE, *, create: bool = False) -> Store:
-    """The store at a path or URL, for reading; with `create` also for writing, and made where there is none."""
+    """Open the store at a path or URL for reading; with `create` also for writing, creating it if it is missing."""
     return Store(where, create=create, read_only=not create)
 
 
 def in_a_sentence(error: BaseException) -> str:
-    """What went wrong, for people: of the database's errors its own words, not the SQL around them."""
+    """Describe an error in a sentence: of a database error the message without the SQL around it."""
     if isinstance(error, sa.exc.DBAPIError):
         return f"The database failed: {error.orig}."
     if isinstance(error, OSError) and error.strerror:
@@ -121,7 +121,7 @@ def in_a_sentence(error: BaseException) -> str:
 
 
 def _require_place(file: Path, create: bool) -> None:
-    """Refuse a file that is not there, or make the directory it goes to."""
+    """Raise if the file is missing, or create its directory."""
     if not create and not file.exists():
         raise StoreError(f"There are no results at {file} yet. Make some: fedpick run SPEC.toml, or fedpick demo.")
     if create:
@@ -258,7 +258,7 @@ class Store:
             return connection.scalar(sa.select(tables.schema.c.version))
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self.engine.dispose()
 
     @contextmanager
@@ -272,7 +272,7 @@ class Store:
     # Experiments and runs
 
     def register(self, spec: Spec) -> int:
-        """Put an experiment and its runs down; what is there already stays. Its id."""
+        """Add an experiment and its runs, keep those that exist, and return its id."""
         with self.writing() as connection:
             touched = (connection.scalar(sa.select(sa.func.max(tables.experiments.c.touched))) or 0) + 1
             values = {
@@ -321,7 +321,7 @@ class Store:
         )
 
     def put_federation(self, key: str, **values: Any) -> int:
-        """The id of a federation, written down if it is new. See the table for the values."""
+        """Return the id of a federation, adding it if it is new. See the table for the values."""
         with self.writing() as connection:
             found = connection.scalar(sa.select(tables.federations.c.id).where(tables.federations.c.key == key))
             return int(found) if found is not None else _insert(connection, tables.federations, key=key, **values)
@@ -334,7 +334,7 @@ class Store:
     # Rounds
 
     def resume(self, run_id: int) -> tuple[int, bytes | None]:
-        """(rounds done, checkpoint) to go on from; rows beyond the checkpoint are dropped."""
+        """Return (rounds done, checkpoint) and drop the rows beyond the checkpoint."""
         with self.writing() as connection:
             row = connection.execute(
                 sa.select(tables.checkpoints).where(tables.checkpoints.c.run_id == run_id)
@@ -542,7 +542,7 @@ class Store:
         return {name.removeprefix("policy/"): value for name, value in arrays.items() if name.startswith("policy/")}
 
 
-# Made once: made anew for every round they took more than a third of the time it takes to write one.
+# Built once: building them for every round took more than a third of the time of writing it.
 _NEW_ROUND, _NEW_SELECTION = tables.rounds.insert(), tables.selections.insert()
 _PROGRESS = (
     tables.runs.update()

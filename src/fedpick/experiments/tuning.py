@@ -92,7 +92,10 @@ def candidates(local_lr: Sequence[float], server_lr: Sequence[float]) -> list[Ca
 
 
 def grid_spec(spec: Spec, grid: Sequence[Candidate], *, holdout: float = 0.2) -> Spec:
-    """The experiment to run: every policy with every pair, looked at on validation data; `holdout` if it has none."""
+    """The experiment to run: every policy with every pair, evaluated on validation data.
+
+    `holdout` is their share of every client's examples if the spec has none.
+    """
     if not 0 < holdout < 1:
         raise InvalidInput(f"--holdout must be a share between 0 and 1. Got {holdout}.")
     partition = spec.partition
@@ -111,7 +114,7 @@ def grid_spec(spec: Spec, grid: Sequence[Candidate], *, holdout: float = 0.2) ->
         title=f"{spec.title}: search for learning rates",
         partition=partition,
         policies=tuple(policies),
-        # A divisor, so that the last round is looked at.
+        # A divisor of the rounds, so that the last round is evaluated.
         validation_every=math.gcd(spec.rounds, max(1, spec.rounds // 20)),
         evaluate_every=spec.rounds,
         losses_every=None,

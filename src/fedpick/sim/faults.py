@@ -1,5 +1,6 @@
-"""Faults in simulation: clients that drop out, answer late or send NaN. Seeded, and a function of (seed, round, client)
-alone, so that every policy meets the same misfortunes.
+"""Faults in simulation: clients that drop out, answer late or send NaN.
+
+A fault is a function of (seed, round, client) alone, so that every policy meets the same faults.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ class FaultDraw(NamedTuple):
     poisoned: BoolArray
     """Answers in time, with NaN."""
     duration: NDArray[np.float64]
-    """Seconds until the answer; NaN where there is none."""
+    """Seconds until the answer; NaN without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
     """What may go wrong.
 
-    A client's duration is (latency + seconds_per_example * examples it goes through) * speed * jitter. Its speed is
-    lognormal with the spread `speed_spread` and stays for the whole run; its jitter is drawn anew in every round.
+    A client's duration is (latency + seconds_per_example * examples it processes) * speed * jitter. The speed is
+    lognormal with the spread `speed_spread` and fixed for the run; the jitter is drawn anew in every round.
     """
 
     dropout: float = 0.0
@@ -63,7 +64,7 @@ class Faults:
         number(self, "deadline", "(0, inf]")
 
     def draw(self, seed: int, round: int, clients: NDArray[np.int64], examples: NDArray[np.int64]) -> FaultDraw:
-        """What happens to these clients, who go through so many examples each."""
+        """Draw the faults of these clients; `examples` is how many each of them processes."""
         identity = clients.astype(np.uint32)
         per_run = hashing.fold(hashing.key_from(seed, int(Purpose.FAULTS)), identity)
         per_round = hashing.fold(hashing.key_from(seed, int(Purpose.FAULTS), round), identity)

@@ -1,12 +1,12 @@
-"""Counter-based random numbers: a value is a hash of what it is for, never the next one of a stream.
+"""Random numbers by hashing: a value is a hash of what it is for, never the next one of a stream.
 
-The mini-batches of client k in round t are a function of (seed, round, client) alone, so they cannot depend on who
-else was selected, on the order of the cohort or on how the work was split. A permutation is not stored and not
-sorted: `permute` gives any of its positions at once, so drawing a batch costs the same from 10 as from 10 million
-examples. It writes 0..size-1 into a square, row by row, and turns all rows and then all columns by random amounts, over
-and over; the last row may be short and the columns unequal, each turns within itself.
+The mini-batches of client k in round t are a function of (seed, round, client) alone. They do not depend on the other
+clients of the cohort, on its order or on how the work is split. A permutation is neither stored nor sorted: `permute`
+computes any of its positions directly, so a batch costs the same from 10 as from 10 million examples. It writes
+0..size-1 into a square, row by row, and rotates all rows and then all columns by random amounts, again and again. The
+last row may be shorter; every row and column rotates within itself.
 
-Everything here runs on numpy and on JAX arrays alike, with the same bits.
+All functions run on NumPy and on JAX arrays, with the same bits.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 __all__ = ["Key", "fold", "key_from", "permute", "uniform_bits", "uniform_floats", "with_replacement"]
 
-TURNS = 16
-"""Enough that the orders of 2 to 7 examples look equally likely in 400 draws each; with 12 those of 6 do not."""
+ROTATIONS = 16
+"""With 16, all orders of 2 to 7 examples are equally likely in a test of 400 draws each; with 12 they are not."""
 
 
 class Key(NamedTuple):
@@ -29,7 +29,7 @@ class Key(NamedTuple):
 
 
 def _mix(x: Any) -> Any:
-    """A bijection of uint32 in which every input bit moves every output bit (the "lowbias32" constants)."""
+    """Mix the bits of a uint32, a bijection: every input bit affects every output bit (the "lowbias32" constants)."""
     x = x ^ (x >> np.uint32(16))
     x = x * np.uint32(0x7FEB352D)
     x = x ^ (x >> np.uint32(15))
@@ -38,15 +38,15 @@ def _mix(x: Any) -> Any:
 
 
 def key_from(seed: int, *parts: int) -> Key:
-    """The key of a seed (any whole number) and what it is for, on the host."""
+    """Make a key from a seed and the parts that say what it is for, on the host."""
     words = np.random.SeedSequence(seed, spawn_key=parts).generate_state(2)
     return Key(words[:1].copy(), words[1:].copy())
 
 
 def fold(key: Key, data: Any) -> Key:
-    """The key of one more thing: a round, a client, a step. `data` is uint32 (or a whole number, on the host)."""
+    """Derive the key of one more part: a round, a client, a step. `data` is uint32, or an int on the host."""
     if isinstance(data, (int, np.generic)):
-        data = np.array([data], np.uint32)  # numpy warns when a scalar wraps round, but not when an array does
+        data = np.array([data], np.uint32)  # NumPy warns when a scalar overflows, but not when an array does
     stirred = _mix(data + np.uint32(0x9E3779B9))
     high = _mix(key.high + stirred)
     return Key(high, _mix(key.low ^ high ^ (stirred * np.uint32(0x85EBCA6B))))
@@ -58,7 +58,7 @@ def uniform_bits(key: Key, counter: Any) -> Any:
 
 
 def uniform_floats(key: Key, counter: Any) -> Any:
-    """Numbers in (0, 1), numpy only, float64."""
+    """Uniform float64 numbers in (0, 1); NumPy only."""
     return (uniform_bits(key, counter).astype(np.float64) + 0.5) * 2.0**-32
 
 
@@ -71,19 +71,19 @@ def with_replacement(key: Key, counter: Any, size: Any) -> Any:
 
 
 def _scaled(bits: Any, size: Any) -> Any:
-    """Random bits as a number in 0..size-1 (size is a float32): a multiplication, because a remainder is slow."""
+    """Map random bits to 0..size-1 (size is a float32) by a multiplication, because a remainder is slow."""
     return ((bits >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24) * size).astype(np.uint32)
 
 
 def permute(key: Key, position: Any, size: Any, rolled: bool = False) -> Any:
-    """Where `position` (uint32, 0..size-1) goes in a random permutation of 0..size-1, as int32.
+    """Return where `position` (uint32, 0..size-1) goes in a random permutation of 0..size-1, as int32.
 
-    Positions beyond the end give some valid position: mask them afterwards. `size` is a uint32 of 1..2**31. `rolled`,
-    for JAX: as a loop, which is faster for some hundred positions or more. Otherwise XLA takes one position after
-    another through all turns, and every turn waits for the one before it.
+    Positions beyond the end give some valid position: the caller masks them. `size` is a uint32 of 1..2**31. `rolled`,
+    for JAX: use a loop over the rotations, which is faster for a hundred positions or more. Unrolled, XLA computes all
+    rotations of one position before the next position, and each rotation waits for the one before it.
     """
-    # The root rounded up; numpy and XLA round it alike, as IEEE 754 asks. Rows and columns of one odd length would only
-    # ever give even permutations.
+    # The square root rounded up; NumPy and XLA round it alike, as IEEE 754 demands. Rows and columns of one odd length
+    # would only give even permutations.
     below = (size - np.uint32(1)).astype(np.float32)
     width = (np.sqrt(below) if isinstance(size, np.ndarray) else _jax_sqrt(below)).astype(np.uint32) + np.uint32(1)
     width = width + (width * width == size).astype(np.uint32) * (width & np.uint32(1))
@@ -93,34 +93,34 @@ def permute(key: Key, position: Any, size: Any, rolled: bool = False) -> Any:
     row = position // width
     column = position - row * width
 
-    def turn(index: Any, place: tuple[Any, Any]) -> tuple[Any, Any]:
-        """All rows, then all columns."""
+    def rotate(index: Any, place: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Rotate all rows, then all columns."""
         row, column = place
         index = index * np.uint32(2)
-        column = _shifted(column, _mix(row + _turn_key(key, index)), _chosen(row < full, width, rest))
+        column = _shifted(column, _mix(row + _rotation_key(key, index)), _chosen(row < full, width, rest))
         index = index + np.uint32(1)
-        return _shifted(row, _mix(column + _turn_key(key, index)), full + (column < rest).astype(np.uint32)), column
+        return _shifted(row, _mix(column + _rotation_key(key, index)), full + (column < rest).astype(np.uint32)), column
 
     if rolled:
-        nothing = key.high * np.uint32(0)  # a loop wants the shape of its result from the start
-        row, column = _jax_loop(TURNS // 2, turn, (row + nothing, column + nothing))
+        nothing = key.high * np.uint32(0)  # gives the carry of the loop its final shape
+        row, column = _jax_loop(ROTATIONS // 2, rotate, (row + nothing, column + nothing))
     else:
-        for index in range(TURNS // 2):
-            row, column = turn(np.array([index], np.uint32), (row, column))
+        for index in range(ROTATIONS // 2):
+            row, column = rotate(np.array([index], np.uint32), (row, column))
     return (row * width + column).astype(np.int32)
 
 
-def _turn_key(key: Key, index: Any) -> Any:
+def _rotation_key(key: Key, index: Any) -> Any:
     return _mix(key.high + index * np.uint32(0x9E3779B9)) ^ key.low
 
 
 def _chosen(condition: Any, yes: Any, no: Any) -> Any:
-    """`where` for numpy and JAX alike."""
+    """`where` for NumPy and JAX."""
     return no + (yes - no) * condition.astype(np.uint32)
 
 
 def _shifted(place: Any, bits: Any, length: Any) -> Any:
-    """Moved on by a random number of places in a ring of `length`."""
+    """Shift a place by a random amount in a ring of `length`."""
     moved = place + _scaled(bits, length.astype(np.float32))
     return moved - length * (moved >= length).astype(np.uint32)
 

@@ -32,9 +32,10 @@ __all__ = [
 Array = Any
 
 FEW_EXAMPLES, MOST_PARTS = 8, 8
-"""Of a mini-batch, in a convolution on a CPU; every part makes the program longer."""
+"""Examples of a mini-batch that a convolution on a CPU processes at a time, and the most such parts: each lengthens the
+program."""
 FEW_CLASSES = 16
-"""Measured with 10; the program grows with every class, and beyond a few the passes no longer matter."""
+"""Up to this many classes the loss is written out class by class; the program grows with every class."""
 
 
 def init_dense(key: Array, inputs: int, outputs: int, zero: bool = False, zero_bias: bool = False) -> dict[str, Array]:
@@ -81,16 +82,16 @@ def _convolve(weight: Array, x: Array, padding: int) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _convolve_on_cpu(weight: Array, x: Array, padding: int) -> Array:
-    """The same, with both gradients written as plain convolutions of rearranged arrays.
+    """Convolve, with both gradients written as plain convolutions of rearranged arrays.
 
-    Inside a loop XLA's CPU compiler has a fast path for this one order of dimensions only; for the orders in which JAX
-    writes the gradients it is a hundred times slower. Under vmap one after the other, for the like reason.
+    Inside a loop XLA's CPU compiler has a fast path for this order of dimensions only; JAX's own gradients use other
+    orders, which are a hundred times slower. Under vmap the clients are convolved one by one, for the same reason.
     """
     return _one_after_another(weight, x, padding)
 
 
 def _parts(count: int) -> list[slice]:
-    """Some examples at a time: XLA writes out all patches that it multiplies, and those of a few fit into the cache."""
+    """Cut a mini-batch: XLA writes out all patches that it multiplies, and those of few examples fit into the cache."""
     size = -(-count // min(MOST_PARTS, max(1, count // FEW_EXAMPLES)))
     return [slice(first, first + size) for first in range(0, count, size)]
 
@@ -142,7 +143,7 @@ def cross_entropy(logits: Array, labels: Array, train: bool = True) -> Array:
         return _class_by_class(logits, labels)
     labels = labels[:, None].astype(jnp.int32)
     if train:
-        # A comparison instead of a gather: the gradient of a gather is a scatter, which is slow in a loop on a CPU.
+        # A comparison, because the gradient of a gather is a scatter, which is slow in a loop on a CPU.
         right = labels == lax.iota(jnp.int32, logits.shape[-1])
         picked = jnp.where(right, logits, 0.0).sum(axis=-1)
     else:
@@ -151,7 +152,7 @@ def cross_entropy(logits: Array, labels: Array, train: bool = True) -> Array:
 
 
 def is_largest(logits: Array, labels: Array) -> Array:
-    """(B,) whether the right label has the largest logit, and is the first that has it."""
+    """(B,) whether the right label is the first with the largest logit."""
     if logits.shape[-1] > FEW_CLASSES:
         return jnp.argmax(logits, axis=-1) == labels
     largest, place = logits[:, 0], jnp.zeros(len(logits), jnp.int32)
@@ -162,10 +163,10 @@ def is_largest(logits: Array, labels: Array) -> Array:
 
 
 def dense_cross_entropy(layer: dict[str, Array], x: Array, labels: Array) -> Array:
-    """cross_entropy(dense(layer, x), labels), for training a model that is no more than that.
+    """Return cross_entropy(dense(layer, x), labels), for training a model with this single layer.
 
-    The classes are the rows here. On a CPU both products, of which one is that of the gradient, are then up to twice
-    as fast, and so are the sums over the classes.
+    The classes are the rows here. On a CPU this makes the product, that of its gradient and the sums over the classes
+    up to twice as fast.
     """
     logits = lax.dot_general(layer["weight"], x, (((0,), (1,)), ((), ()))) + layer["bias"][:, None]
     return _classes_first(logits, labels.astype(jnp.int32))
@@ -191,7 +192,7 @@ _classes_first.defvjp(_loss_and_parts, _slope)
 
 
 def _class_by_class(logits: Array, labels: Array) -> Array:
-    """The same with the classes written out: XLA makes one pass of it, on all cores, instead of one per reduction."""
+    """Cross-entropy with the classes written out: XLA compiles it to one pass on all cores, not one per reduction."""
     columns = [logits[:, index] for index in range(logits.shape[-1])]
     largest = reduce(jnp.maximum, columns)
     total = sum(jnp.exp(column - largest) for column in columns)
