@@ -1,6 +1,6 @@
 """CA-Fed, figures 3, 4b and 5: accuracy against one setting over several experiments, and decisions side by side.
 
-    for value in 0 0.25 0.5 0.75 1; do fedpick run benchmarks/cafed-fig3-heterogeneity-$value.toml; done
+    for value in 0 0.25 0.5 0.75 1; do fedpick run benchmarks/specs/cafed-kappa2.toml#$value; done
     python benchmarks/cafed-figures.py over data.alpha "figure 3" --xlabel heterogeneity
     python benchmarks/cafed-figures.py over availability.history "figure 4b: availability" --xlabel "rounds observed"
     python benchmarks/cafed-figures.py decisions "figure 5" --policy ca-fed

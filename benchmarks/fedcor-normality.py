@@ -1,7 +1,8 @@
 """FedCor, figures 2, 12 and 13: are the loss changes of random cohorts Gaussian?
 
-    python benchmarks/fedcor-normality.py benchmarks/fedcor-fmnist-{2spc,1spc,dir}.toml
-    python benchmarks/fedcor-normality.py benchmarks/fedcor-cifar10-{2spc,1spc,dir}.toml --rounds 20 --figure cifar.png
+    python benchmarks/fedcor-normality.py benchmarks/specs/fedcor-fmnist.toml#{2SPC,1SPC,Dir}
+    python benchmarks/fedcor-normality.py benchmarks/specs/fedcor-cifar10.toml#{2SPC,1SPC,Dir} --rounds 20 \\
+        --figure cifar.png
 
 Each spec's federation is trained with random cohorts for the warm-up; from there many random cohorts are tried, none
 is committed. Writes a table per principal component of the loss changes, a multivariate test of the first ones, and

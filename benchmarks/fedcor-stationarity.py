@@ -1,7 +1,8 @@
 """FedCor, figures 3 and 9: does the covariance of the loss changes stay the same while the model is trained?
 
-    python benchmarks/fedcor-stationarity.py benchmarks/fedcor-fmnist-{2spc,1spc,dir}.toml
-    python benchmarks/fedcor-stationarity.py benchmarks/fedcor-cifar10-2spc.toml --every 50 --rounds 500 --figure c.png
+    python benchmarks/fedcor-stationarity.py benchmarks/specs/fedcor-fmnist.toml#{2SPC,1SPC,Dir}
+    python benchmarks/fedcor-stationarity.py benchmarks/specs/fedcor-cifar10.toml#2SPC --every 50 --rounds 500 \\
+        --figure c.png
 
 Every so many rounds of training with random cohorts, the covariance is computed from trials of random cohorts, and
 compared with the one before (equation 151, with the square root that it lacks in print). Two halves of the same

@@ -1,7 +1,8 @@
 """FedGS, figures 4, 5 and 8: how often clients are selected, test loss by round, who is available when.
 
-    python benchmarks/fedgs-figures.py counts benchmarks/fedgs-table2-{fmnist-ymf,cifar10-ln}.toml --rounds 500 1000
-    fedpick run benchmarks/fedgs-table2-synthetic-ln.toml && python benchmarks/fedgs-figures.py curves
+    python benchmarks/fedgs-figures.py counts benchmarks/specs/fedgs-table2-{fmnist.toml#YMF-0.9,cifar10.toml#LN-0.5} \\
+        --rounds 500 1000
+    fedpick run benchmarks/specs/fedgs-table2-synthetic.toml#LN-0.5 && python benchmarks/fedgs-figures.py curves
     python benchmarks/fedgs-figures.py availability
 
 **counts** plays each spec's availability with policies that need no losses, so nothing is trained. A draw of `md` that
@@ -26,12 +27,13 @@ from fedpick.experiments.spec import Spec, load_spec
 from fedpick.report.material import opened
 
 HERE = Path(__file__).parent
+SPECS = HERE / "specs"
 FOLDER = HERE.parent / "docs/figures"
 CURVES = ("UniformSample", "MDSample", "Power-of-Choice", "FedGS alpha=1")
 COUNTED = ("UniformSample", "MDSample", "FedGS alpha=1")
 MODES = (
-    *("synthetic-idl", "synthetic-ldf", "synthetic-mdf", "cifar10-ln"),
-    *("cifar10-sln", "fmnist-ymf", "fmnist-yc"),
+    *("synthetic.toml#IDL", "synthetic.toml#LDF-0.7", "synthetic.toml#MDF-0.7", "cifar10.toml#LN-0.5"),
+    *("cifar10.toml#SLN-0.5", "fmnist.toml#YMF-0.9", "fmnist.toml#YC-0.9"),
 )
 
 
@@ -122,7 +124,7 @@ def availability(options: argparse.Namespace) -> None:
     """Figure 8."""
     rasters = {}
     for mode in options.modes:
-        spec = load_spec(HERE / f"fedgs-table2-{mode}.toml")
+        spec = load_spec(SPECS / f"fedgs-table2-{mode}")
         clients, trace = setting(spec, options.seed)
         order = drawing_order(clients, spec.availability.name)
         rasters[mode_name(spec)] = np.stack([trace.mask(index)[order] for index in range(options.rounds)], axis=1)
@@ -148,7 +150,7 @@ def main(arguments: list[str] | None = None) -> None:
     command.set_defaults(run=curves)
     command = commands.add_parser("availability", help="figure 8")
     command.add_argument("--rounds", type=int, default=200)
-    command.add_argument("--modes", nargs="+", default=MODES, help="NAME of fedgs-table2-NAME.toml")
+    command.add_argument("--modes", nargs="+", default=MODES, help="NAME of benchmarks/specs/fedgs-table2-NAME")
     command.set_defaults(run=availability)
     options = parser.parse_args(arguments)
     options.run(options)

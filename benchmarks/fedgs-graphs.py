@@ -1,6 +1,6 @@
 """FedGS, table 3 and figure 3: how well graphs that models reveal agree with the graph of the data.
 
-    python benchmarks/fedgs-graphs.py benchmarks/fedgs-table2-{synthetic,fmnist,cifar10}-idl.toml
+    python benchmarks/fedgs-graphs.py benchmarks/specs/fedgs-table2-{synthetic,fmnist,cifar10}.toml#IDL
     python benchmarks/fedgs-graphs.py --draw docs/figures/fedgs-graph.png       # figure 3 alone
 
 Every client of a spec's federation trains from the initial model for the spec's local steps (or --steps). Edges by the

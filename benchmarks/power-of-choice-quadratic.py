@@ -1,6 +1,6 @@
 """Power-of-Choice, figures 2 (a), (b) and 8: how far the global loss is above its minimum, and who is selected.
 
-    fedpick run benchmarks/power-of-choice-quadratic-30.toml --rounds 25000
+    fedpick run benchmarks/specs/power-of-choice-quadratic.toml#30 --rounds 25000
     python benchmarks/power-of-choice-quadratic.py
 
 Prints, in per cent of the minimum, the mean over the seeds (least to most), and in which round each policy first is

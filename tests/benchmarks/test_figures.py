@@ -181,8 +181,8 @@ def test_counts_curves_and_rasters(tiny, tmp_path, capsys, monkeypatch):
     assert is_png(tmp_path / "fedgs-curves.png")
 
     tiny.with_name("fedgs-table2-tiny.toml").write_text(TINY)
-    monkeypatch.setattr(figures, "HERE", tiny.parent)
-    figures.main(["--folder", str(tmp_path), "availability", "--rounds", "9", "--modes", "tiny"])
+    monkeypatch.setattr(figures, "SPECS", tiny.parent)
+    figures.main(["--folder", str(tmp_path), "availability", "--rounds", "9", "--modes", "tiny.toml"])
     assert is_png(tmp_path / "fedgs-availability.png")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,29 +131,33 @@ def split_variant(path: str | Path) -> tuple[Path, str | None]:
 def resolve(path: str | Path) -> list[Resolved]:
     """The experiments of a file: its variants, or itself; of `FILE.toml#VARIANT`, that one."""
     file, variant = split_variant(path)
-    return _experiments(*_read_chain(file), variant)
+    return [_named(each) for each in _select(*_read_chain(file), variant).values()]
 
 
-_Variants = dict[str, list[Resolved]]
-"""Variant -> what every file of the chain says about it, the base first."""
+def _named(experiment: Resolved) -> Resolved:
+    """The experiment with the name of its variant filled into the title."""
+    title = experiment.content.get("title")
+    if not isinstance(title, str):
+        return experiment
+    return replace(experiment, content={**experiment.content, "title": title.replace("{variant}", experiment.variant)})
 
 
-def _experiments(top: Resolved, variants: _Variants, variant: str | None) -> list[Resolved]:
-    if variant is not None and variant not in variants:
+def _select(top: Resolved, variants: dict[str, Resolved], variant: str | None) -> dict[str, Resolved]:
+    """All variants, or one of them, or the file itself if it has no variants."""
+    if variant is None:
+        return variants or {"": top}
+    if variant not in variants:
         known = ", ".join(variants) or "none"
         message = f"There is no variant {variant!r}.{nearest(variant, variants)} Known: {known}."
         raise SpecError([(Place(top.source), message)])
-    found = []
-    for name in variants if variant is None else [variant]:
-        result = top
-        for part in variants[name]:
-            result = result.under(part)
-        found.append(result)
-    return found or [top]
+    return {variant: variants[variant]}
 
 
-def _read_chain(file: Path, extending: tuple[Path, ...] = ()) -> tuple[Resolved, _Variants]:
-    """A file merged over those it extends, and all their variants; `extending` are the files that extend it."""
+def _read_chain(file: Path, extending: tuple[Path, ...] = ()) -> tuple[Resolved, dict[str, Resolved]]:
+    """A file merged over those it extends, and its variants; `extending` are the files that extend it.
+
+    Extending a file with variants extends every variant of it.
+    """
     if file.resolve() in extending:
         circle = [*extending[extending.index(file.resolve()) :], file]
         names = ", which extends ".join(each.name for each in circle)
@@ -167,24 +171,23 @@ def _read_chain(file: Path, extending: tuple[Path, ...] = ()) -> tuple[Resolved,
     if not isinstance(tables, dict) or not all(isinstance(each, dict) for each in tables.values()):
         message = "variants must be tables: [variants.NAME] with the keys that differ."
         raise SpecError([(place_of(places, ("variants",)) or Place(source), message)])
-    base, variants = Resolved(source=source), _Variants()
+    base, variants = Resolved(source=source), dict[str, Resolved]()
     if extends is not None:
         base_file, variant = split_variant(file.parent / extends)
         if not base_file.is_file():
             raise SpecError([(places[("extends",)], f"extends: there is no file {base_file}.")])
         base, variants = _read_chain(base_file, (*extending, file.resolve()))
         if variant is not None:
-            (base,), variants = _experiments(base, variants, variant), {}
-    own = {path: place for path, place in places.items() if path[0] not in ("extends", "variants")}
-    top = base.under(Resolved(source=source, content=content, places=own))
+            base, variants = _select(base, variants, variant)[variant], {}
+    own_places = {path: place for path, place in places.items() if path[0] not in ("extends", "variants")}
+    own = Resolved(source=source, content=content, places=own_places)
+    top = base.under(own)
+    variants = {name: replace(each.under(own), variant=name) for name, each in variants.items()}
     for name, table in tables.items():
-        below = _below(places, ("variants", name))
-        below.pop((), None)
-        part = Resolved(source=source, content=table, places=below, variant=name)
-        variants.setdefault(name, []).append(part)
-    # An inherited variant is an experiment of this file.
-    latest = {name: [*parts, Resolved(source=source, variant=name)] for name, parts in variants.items()}
-    return top, latest
+        below = {path: place for path, place in _below(places, ("variants", name)).items() if path}
+        changes = Resolved(source=source, content=table, places=below, variant=name)
+        variants[name] = variants.get(name, top).under(changes)
+    return replace(top, variant=""), variants
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[KeyPath, Place]]:

@@ -1,6 +1,6 @@
 """An experiment as a value, read from a TOML file; every mistake is reported with its line.
 
-    title = "Fashion-MNIST, 2 shards per client"     # optional; the file name otherwise
+    title = "Fashion-MNIST, 2 shards per client"     # optional; default: the name of the file
 
     [data]                 # name (or package.module:function) and options of the data set (`fedpick list datasets`)
     name = "fmnist"        # `seed = 1` fixes the data; by default they follow the seed of the run
@@ -51,8 +51,8 @@ A file may extend another one and list variants of itself:
     [variants.two]
     policies = ["FedCor", { name = "uniform" }]  # a list anew: inherited policies by label, and further tables
 
-Tables are merged key by key. A section that names another thing keeps none of the old thing's options. A file with
-variants is not an experiment itself; a file that extends it inherits its variants.
+Tables are merged key by key. A section that changes its `name` drops the options of the old name. "{variant}" in a
+title is the name of the variant. A file with variants is not an experiment itself; extending it extends each variant.
 
 A run's seed decides everything random in it. All policies of one seed face the same partition, initial model, local
 mini-batches and availability, unless [data], [partition] or [availability] fix a `seed` of their own.
