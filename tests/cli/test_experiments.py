@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 import time
+import tomllib
 
 import pytest
 
@@ -39,6 +40,25 @@ def test_run_prints_tables_and_goes_on(fedpick, tmp_path):
     assert f"Report: {page.relative_to(tmp_path)}" in out
     assert "small" in page.read_text()
     assert list((tmp_path / "figures").glob("*.svg"))
+
+
+def test_variants_are_run_one_by_one_and_shown(fedpick, tmp_path):
+    variants = 'extends = "spec.toml"\ntitle = "small {variant}"\n[variants]\na.run.rounds = 1\nb.run.rounds = 2\n'
+    (tmp_path / "two.toml").write_text(variants)
+    code, out, _ = fedpick("show", "two.toml")
+    assert code == 0
+    a, b = (tomllib.loads(part) for part in out.split("# two.toml#")[1:] for part in [part.partition("\n")[2]])
+    assert (a["title"], a["run"]["rounds"], b["title"], b["run"]["rounds"]) == ("small a", 1, "small b", 2)
+    assert fedpick("show", "two.toml#b")[1] == out[out.index("# two.toml#b") :]
+    assert fedpick("run", "two.toml", "--no-report", "-q", "-p", "1")[0] == 0
+    listed = fedpick("report", "--list")[1].splitlines()
+    assert {line.split("\t")[2] for line in listed} == {"small a", "small b"}
+    code, _, err = fedpick("run", "two.toml#c")
+    assert code == 2
+    assert "There is no variant 'c'" in err
+    code, _, err = fedpick("tune", "two.toml", "--local-lr", "0.1", "-o", "out.toml")
+    assert code == 2
+    assert "holds 2 experiments: two.toml#a, two.toml#b" in err
 
 
 def test_report_adds_differences_and_groups(fedpick):

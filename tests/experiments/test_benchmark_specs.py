@@ -1,24 +1,44 @@
-"""Every spec that comes with the project can be read: names, options and values."""
+"""The specs that come with the project: every one is valid, and those of before resolve to the same experiments."""
 
 from __future__ import annotations
 
+import json
+import tomllib
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("jax")
-
 from fedpick.experiments import presets
-from fedpick.experiments.spec import load_spec
+from fedpick.experiments.inheritance import experiment_names
+from fedpick.experiments.spec import load_spec, parse_spec
+from fedpick.experiments.toml import toml_text
 
-SPECS = sorted((Path(__file__).parents[2] / "benchmarks").glob("*.toml"))
+FOLDER = Path(__file__).parents[2] / "benchmarks/specs"
+BASES = ("cafed.toml", "cafed-mnist.toml", "cafed-synthetic.toml")
+FILES = sorted(file for file in FOLDER.glob("*.toml") if file.name not in BASES)
+# Written when every experiment was a file of its own.
+BEFORE = json.loads((Path(__file__).parent / "fixtures/specs_before_inheritance.json").read_text())
 
 
-@pytest.mark.parametrize("file", SPECS, ids=lambda file: file.stem)
-def test_spec_is_good(file):
-    spec = load_spec(file)
-    assert spec.rounds >= 1
+@pytest.mark.parametrize("old", BEFORE.values(), ids=BEFORE)
+def test_a_spec_of_before_is_the_same_experiment(old):
+    spec = load_spec(FOLDER / old["spec"])
+    assert (spec.title, spec.hash) == (old["title"], old["hash"])
+    keys = {spec.run_key(policy, seed) for policy in spec.policies for seed in spec.seeds}
+    assert len(keys) == old["runs"]
     assert len({policy.label for policy in spec.policies}) == len(spec.policies)
+    shown = tomllib.loads(toml_text(spec.to_dict()))
+    assert parse_spec(shown).hash == spec.hash
+
+
+def test_every_experiment_is_one_of_before():
+    names = {Path(name).name for file in FILES for name in experiment_names(file)}
+    assert names == {old["spec"] for old in BEFORE.values()}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_bases_say_that_they_are_no_experiments(name):
+    assert "not an experiment" in (FOLDER / name).read_text().partition("\n[")[0]
 
 
 def test_another_task_leaves_the_options_of_the_preset_behind():

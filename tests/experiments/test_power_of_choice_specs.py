@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import csv
-import tomllib
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedpick.experiments.inheritance import experiment_names
 from fedpick.experiments.run import build
 from fedpick.experiments.spec import load_spec, parse_spec
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-SPECS = sorted(path.stem for path in FOLDER.glob("power-of-choice-*.toml"))
+FOLDER = Path(__file__).parents[2] / "benchmarks/specs"
 
 pytest.importorskip("jax")
 
 
-def content(name):
-    return tomllib.loads((FOLDER / f"{name}.toml").read_text())
+def load(name):
+    return load_spec(FOLDER / f"power-of-choice-{name}")
 
 
 def play(spec, label, rounds):
@@ -28,23 +27,24 @@ def play(spec, label, rounds):
     return list(islice(build(spec.settings_of(policy, spec.seeds[0])).rounds(), rounds))
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_every_spec_is_accepted_and_all_its_runs_differ(name):
-    spec = load_spec(FOLDER / f"{name}.toml")
-    keys = {spec.run_key(policy, seed) for policy in spec.policies for seed in spec.seeds}
-    assert len(keys) == len(spec.policies) * len(spec.seeds)
-
-
 def test_every_experiment_of_the_paper_has_its_spec():
-    expected = {"toy", "quadratic-30", "quadratic-100", "synthetic-m1", "synthetic-m3", "cifar10", "sent140"}
-    expected |= {f"fmnist-alpha{alpha}-c{share}" for alpha in ("0.3", "2") for share in ("0.03", "0.1")}
-    expected |= {f"fmnist-alpha{alpha}-{setting}" for alpha in ("0.3", "2") for setting in ("b128-tau30", "b64-tau100")}
-    expected |= {"intermittent-alpha2", "intermittent-alpha3", "emnist-alpha0.3", "emnist-alpha2"}
-    assert {name.removeprefix("power-of-choice-") for name in SPECS} == expected
+    expected = {f"quadratic.toml#{variant}" for variant in ("toy", "30", "100")}
+    expected |= {"synthetic.toml#1", "synthetic.toml#3", "cifar10.toml", "sent140.toml"}
+    expected |= {f"fmnist.toml#alpha{alpha}-c{share}" for alpha in ("0.3", "2") for share in ("0.03", "0.1")}
+    settings = ("b128-tau30", "b64-tau100")
+    expected |= {f"fmnist.toml#alpha{alpha}-{setting}" for alpha in ("0.3", "2") for setting in settings}
+    expected |= {
+        "fmnist.toml#intermittent-alpha2",
+        "fmnist.toml#intermittent-alpha3",
+        "emnist.toml#0.3",
+        "emnist.toml#2",
+    }
+    found = {Path(name).name for file in FOLDER.glob("power-of-choice-*.toml") for name in experiment_names(file)}
+    assert {name.removeprefix("power-of-choice-") for name in found} == expected
 
 
 def test_the_quadratic_falls_and_counts_what_is_asked():
-    spec = load_spec(FOLDER / "power-of-choice-quadratic-30.toml")
+    spec = load("quadratic.toml#30")
     records = play(spec, "pow-d d=15", 100)
     objective = [record.objective for record in records if record.objective is not None]
     assert len(objective) == 2
@@ -55,7 +55,7 @@ def test_the_quadratic_falls_and_counts_what_is_asked():
 
 
 def test_the_toy_chooses_the_larger_loss():
-    spec = load_spec(FOLDER / "power-of-choice-toy.toml")
+    spec = load("quadratic.toml#toy")
     records = play(spec, "larger loss", 5)
     before = None
     for record in records:
@@ -65,7 +65,7 @@ def test_the_toy_chooses_the_larger_loss():
 
 
 def small(name, data, num_clients, rounds=2):
-    spec = content(name)
+    spec = load(name).to_dict()
     spec["data"] = data
     if num_clients is not None:
         spec["partition"]["num_clients"] = num_clients
@@ -77,9 +77,9 @@ def small(name, data, num_clients, rounds=2):
 @pytest.mark.parametrize(
     ("name", "label"),
     [
-        ("power-of-choice-emnist-alpha2", "cpow-d d=30"),
-        ("power-of-choice-fmnist-alpha2-c0.03", "afl"),
-        ("power-of-choice-intermittent-alpha3", "rpow-d d=50"),
+        ("emnist.toml#2", "cpow-d d=30"),
+        ("fmnist.toml#alpha2-c0.03", "afl"),
+        ("fmnist.toml#intermittent-alpha3", "rpow-d d=50"),
     ],
 )
 def test_specs_on_pictures_run_on_small_digits(name, label):
@@ -112,6 +112,6 @@ def test_the_tweets_run_on_a_handful(tmp_path):
     vectors = [" ".join([word, *(f"{value:.3f}" for value in rng.normal(size=200))]) for word in words]
     (tmp_path / "glove.6B.200d.txt").write_text("\n".join(vectors) + "\n", encoding="utf-8")
     data = {"name": "sentiment140", "directory": str(tmp_path), "num_users": 6, "min_tweets": 5}
-    records = play(small("power-of-choice-sent140", data, None), "pow-d d=16", 2)
+    records = play(small("sent140.toml", data, None), "pow-d d=16", 2)
     assert [len(record.clients) for record in records] == [3, 3]
     assert records[-1].counters["scalars_up"] == 2 * 6

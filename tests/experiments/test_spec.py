@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpick.experiments.inheritance import place_of
 from fedpick.experiments.spec import SpecError, load_spec
-from fedpick.experiments.toml import key_lines
 
 GOOD = """\
 title = "toy"
@@ -155,16 +153,6 @@ def test_overrides(tmp_path):
         spec.override(only=["unifrm"])
     with pytest.raises(SpecError, match="at least 1"):
         spec.override(rounds=0)
-
-
-def test_lines_of_nested_tables():
-    lines = key_lines('[[policies]]\nname = "a"\n[policies.local]\nlr = 1\n[[policies]]\n"name" = "b"\na.b = 2\n')
-    assert lines[("policies", 0, "local", "lr")] == 4
-    assert lines[("policies", 1, "name")] == 6
-    assert lines[("policies", 1, "a", "b")] == 7
-    assert place_of(lines, ("policies", 1, "a", "b", "c")) == 7
-    assert place_of(lines, ("nothing",)) is None
-    assert key_lines('a = """\nb = 1\n"""\nc = 2') == {("a",): 1, ("c",): 4}
 
 
 def test_labels_do_without_commas_because_only_splits_at_them(tmp_path):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +9,7 @@ from fedpick.core.errors import InvalidInput
 from fedpick.experiments import tuning as tune
 from fedpick.experiments.spec import Named, PolicySpec, Spec
 from fedpick.experiments.store import Store
-from fedpick.experiments.toml import toml_text
 from tests.experiments.tiny import empty_round
-
-SPECS = sorted((Path(__file__).parents[2] / "benchmarks").glob("*.toml"))
 
 
 def make_spec(**changes) -> Spec:
@@ -122,20 +118,3 @@ def test_a_search_in_which_nothing_stayed_finite_chooses_nothing(tmp_path):
     store, experiment = searched_store(tmp_path / "a.sqlite", tune.grid_spec(spec, grid), lambda *_: (np.inf, 0.1))
     with pytest.raises(InvalidInput, match="kept a finite"):
         tune.choose(store, experiment, spec, grid)
-
-
-@pytest.mark.parametrize("file", SPECS, ids=lambda file: file.stem)
-def test_toml_that_is_written_reads_the_same(file):
-    content = tomllib.loads(file.read_text())
-    assert tomllib.loads(toml_text(content)) == content
-
-
-def test_toml_knows_every_kind_of_value():
-    content = {
-        "title": 'a "quoted" \\ ünï\n\x7f',
-        "run": {"a b": [1, 2.5, True], "inf": float("inf"), "small": 1e-07, "nested": {"x": {"y": []}}},
-        "policies": [{"name": "a", "local": {"lr": 1.0}}, {"name": "b"}],
-    }
-    assert tomllib.loads(toml_text(content)) == content
-    with pytest.raises(InvalidInput, match="A spec holds"):
-        toml_text({"a": {"b": object()}})

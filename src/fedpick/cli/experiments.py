@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
     from fedpick.experiments.spec import Spec
     from fedpick.experiments.store import Experiment, Store
 
-__all__ = ["compare", "demo", "report", "run"]
+__all__ = ["compare", "demo", "report", "run", "show"]
 
+SpecArgument = Annotated[
+    Path, typer.Argument(help="The experiment: a TOML file. FILE.toml#NAME is one variant of it.", metavar="SPEC")
+]
 StoreOption = Annotated[
     str,
     typer.Option(help="The store: a file, or a database URL such as postgresql://host/name."),
@@ -44,7 +48,7 @@ TargetsOption = Annotated[str | None, typer.Option(help="Test accuracies for the
 
 
 def run(
-    spec: Annotated[Path, typer.Argument(help="The experiment: a TOML file.")],
+    spec: SpecArgument,
     seeds: SeedsOption = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds per run.")] = None,
     only: Annotated[str | None, typer.Option(help="Only these policies (names or labels): fedcor,uniform")] = None,
@@ -58,19 +62,34 @@ def run(
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run an experiment grid, or resume one that was stopped.
+    """Run an experiment grid, or resume one that was stopped; of a file with variants, one after the other.
 
     Rounds in the store are not computed again; more seeds or rounds are added to them.
     """
-    from fedpick.experiments.spec import load_spec
+    from fedpick.experiments.spec import load_specs
 
-    chosen = load_spec(spec).override(
-        seeds=seeds_option(seeds), rounds=rounds, only=names_list(only), targets=numbers_list(targets, "--targets")
-    )
+    changes: dict[str, Any] = {
+        "seeds": seeds_option(seeds), "rounds": rounds, "only": names_list(only),
+        "targets": numbers_list(targets, "--targets"),
+    }  # fmt: skip
+    chosen = [each.override(**changes) for each in load_specs(spec)]
     _execute(
         chosen, store, processes=processes, engine=engine, address=address, restart=restart,
         write_report=write_report, quiet=quiet, as_json=as_json,
     )  # fmt: skip
+
+
+def show(spec: SpecArgument) -> None:
+    """Print the resolved experiments of a file: what it extends merged in, and defaults of the spec written out."""
+    from fedpick.experiments.inheritance import experiment_names
+    from fedpick.experiments.spec import load_specs
+    from fedpick.experiments.toml import toml_text
+
+    texts = [
+        f"# {name}\n{toml_text(each.to_dict())}"
+        for name, each in zip(experiment_names(spec), load_specs(spec), strict=True)
+    ]
+    typer.echo("\n".join(texts), nl=False)
 
 
 def compare(
@@ -127,7 +146,7 @@ def compare(
         dataset=dataset, policies=names_list(policies) or [], partition=partition, changes=changes
     ).override(seeds=seeds_option(seeds))
     _execute(
-        spec, store, processes=processes, engine=engine, address=address, restart=restart,
+        [spec], store, processes=processes, engine=engine, address=address, restart=restart,
         write_report=write_report, quiet=quiet, as_json=as_json,
     )  # fmt: skip
 
@@ -147,13 +166,13 @@ def demo(
     policies = [name for name in presets.DEMO_POLICIES if name in registry.names()]
     spec = presets.demo(policies, seeds=seeds, rounds=rounds)
     _execute(
-        spec, store, processes=processes, engine="processes", address=None, restart=False, write_report=True,
+        [spec], store, processes=processes, engine="processes", address=None, restart=False, write_report=True,
         quiet=quiet, as_json=as_json,
     )  # fmt: skip
 
 
 def _execute(
-    spec: Spec,
+    specs: Sequence[Spec],
     where: str,
     *,
     processes: int | None,
@@ -168,16 +187,22 @@ def _execute(
     from fedpick.experiments.runner import run as run_spec
     from fedpick.experiments.store import Store
 
-    started = time.monotonic()
+    codes = []
     with closing(Store(where)) as store:
-        progress = make_progress(quiet=quiet, as_json=as_json)
-        outcome = run_spec(
-            spec, store, engine=engine, processes=processes, address=address, restart=restart, progress=progress
-        )
-        _tell(store, outcome, started, write_report=write_report, as_json=as_json)
+        for spec in specs:
+            started = time.monotonic()
+            progress = make_progress(quiet=quiet, as_json=as_json)
+            outcome = run_spec(
+                spec, store, engine=engine, processes=processes, address=address, restart=restart, progress=progress
+            )
+            codes.append(_tell(store, outcome, started, write_report=write_report, as_json=as_json))
+            if codes[-1] == INTERRUPTED:
+                break
+    if code := max(codes):
+        raise typer.Exit(code)
 
 
-def _tell(store: Store, outcome: Report, started: float, *, write_report: bool, as_json: bool) -> None:
+def _tell(store: Store, outcome: Report, started: float, *, write_report: bool, as_json: bool) -> int:
     """Print the results, write the report and set the exit code."""
     if as_json:
         _print_json(store, outcome, time.monotonic() - started)
@@ -190,13 +215,12 @@ def _tell(store: Store, outcome: Report, started: float, *, write_report: bool, 
         # Resuming must not discard the rounds again.
         command = shlex.join(["fedpick", *(word for word in sys.argv[1:] if word != "--restart")])
         typer.echo(f"Stopped; {outcome.stopped} runs are not finished. Go on with: {command}", err=True)
-        raise typer.Exit(INTERRUPTED)
+        return INTERRUPTED
     if write_report and (path := _write_html(store, outcome.experiment, None)) and not as_json:
         typer.echo(f"Report: {path}")
     if not as_json:
         typer.echo(f"Results: {store.name} ({time.monotonic() - started:.0f} s)")
-    if outcome.failures:
-        raise typer.Exit(FAILURE)
+    return FAILURE if outcome.failures else 0
 
 
 def _print_json(store: Store, outcome: Report, seconds: float) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpick.cli import FAILURE, INTERRUPTED
-from fedpick.cli.experiments import ProcessesOption, QuietOption, SeedsOption, StoreOption
+from fedpick.cli.experiments import ProcessesOption, QuietOption, SeedsOption, SpecArgument, StoreOption
 from fedpick.cli.options import names_list, numbers_list, one_of, seeds_option
 from fedpick.experiments import DEFAULT_STORE
 
@@ -23,7 +23,7 @@ __all__ = ["tune"]
 
 
 def tune(
-    spec: Annotated[Path, typer.Argument(help="The experiment: a TOML file.")],
+    spec: SpecArgument,
     local_lr: Annotated[str | None, typer.Option(help="Local learning rates to try: 0.1,0.03,0.01")] = None,
     server_lr: Annotated[str | None, typer.Option(help="Server learning rates to try: 1,0.3,0.1")] = None,
     seeds: SeedsOption = None,
@@ -43,15 +43,30 @@ def tune(
 
     Prints the scores and writes the spec with every policy's best rates. The same command resumes where it stopped.
     """
+    from fedpick.core.errors import InvalidInput
     from fedpick.core.writing import refuse_directory, write_atomically
     from fedpick.experiments import tuning as search
+    from fedpick.experiments.inheritance import experiment_names, split_variant
     from fedpick.experiments.progress import make_progress
     from fedpick.experiments.runner import run
     from fedpick.experiments.spec import load_spec
     from fedpick.experiments.store import Store
 
     one_of(score, search.SCORES, "score")
-    target = refuse_directory(output or spec.with_name(f"{spec.stem}-tuned.toml"))  # before the search
+    if len(names := experiment_names(spec)) > 1:
+        if output is not None:
+            raise InvalidInput(
+                f"--output names one file, but {spec} holds {len(names)} experiments: {', '.join(names)}."
+            )
+        for name in names:
+            tune(
+                Path(name), local_lr=local_lr, server_lr=server_lr, seeds=seeds, rounds=rounds, only=only, score=score,
+                evaluations=evaluations, holdout=holdout, store=store, processes=processes, quiet=quiet,
+            )  # fmt: skip
+        return
+    file, variant = split_variant(spec)
+    tuned = file.with_name(f"{file.stem}{f'-{variant}' if variant else ''}-tuned.toml")
+    target = refuse_directory(output or tuned)  # before the search
     chosen = load_spec(spec).override(only=names_list(only))
     grid = search.candidates(numbers_list(local_lr, "--local-lr") or [], numbers_list(server_lr, "--server-lr") or [])
     searched = search.grid_spec(chosen.override(seeds=seeds_option(seeds), rounds=rounds), grid, holdout=holdout)

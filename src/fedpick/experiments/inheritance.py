@@ -15,7 +15,7 @@ from typing import Any
 from fedpick.experiments.toml import KeyPath, key_lines
 from fedpick.experiments.validation import SHARED_KEYS, Place, SpecError, nearest
 
-__all__ = ["Resolved", "merge", "place_of", "resolve", "split_variant"]
+__all__ = ["Resolved", "experiment_names", "merge", "place_of", "resolve", "split_variant"]
 
 Places = Mapping[KeyPath, Place]
 
@@ -126,6 +126,12 @@ def split_variant(path: str | Path) -> tuple[Path, str | None]:
     """
     file, found, variant = str(path).partition(".toml#")
     return (Path(f"{file}.toml"), variant) if found else (Path(path), None)
+
+
+def experiment_names(path: str | Path) -> list[str]:
+    """The experiments of a file as `FILE.toml#VARIANT`, or the file itself if it has no variants."""
+    file, _ = split_variant(path)
+    return [f"{file}#{each.variant}" if each.variant else str(file) for each in resolve(path)]
 
 
 def resolve(path: str | Path) -> list[Resolved]:

@@ -72,7 +72,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpick.core.imports import make_importable
-from fedpick.experiments.inheritance import Resolved, place_of, resolve, split_variant
+from fedpick.experiments.inheritance import Resolved, experiment_names, place_of, resolve, split_variant
 from fedpick.experiments.settings import RunSettings, run_of
 from fedpick.experiments.validation import POLICY_KEYS, Place, SpecError, content_problems, nearest, run_problems
 
@@ -265,8 +265,7 @@ def load_spec(path: str | Path, variant: str | None = None) -> Spec:
     """Read and validate the one experiment of a TOML file, or one of its variants, also named `FILE.toml#VARIANT`."""
     specs = load_specs(path if variant is None else f"{path}#{variant}")
     if len(specs) > 1:
-        names = ", ".join(each.variant for each in resolve(path))
-        message = f"the file holds {len(specs)} experiments: choose a variant, {path}#NAME. It has: {names}."
+        message = f"The file holds {len(specs)} experiments. Choose one: {', '.join(experiment_names(path))}."
         raise SpecError([(Place(str(path)), message)])
     return specs[0]
 
