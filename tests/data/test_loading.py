@@ -1,4 +1,4 @@
-"""Data and tasks of one's own in specs: `package.module:function`, from the check of the spec to the store."""
+"""Data and tasks of users in specs: `package.module:function`, from the check of the spec to the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedpick.experiments.store import Store
 from fedpick.sim import tasks
 
 MODULE = '''
-"""Somebody's own module."""
+"""A module of a user."""
 
 import numpy as np
 from pathlib import Path
@@ -99,7 +99,7 @@ name = "uniform"
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """The name of a module beside which specs can be written, but where nobody works."""
+    """The name of a module beside which specs can be written, but which is not the working directory."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(imports, "_directories", [])
     name = f"own_{abs(hash(tmp_path))}"
@@ -128,7 +128,7 @@ def rows_of(store, experiment):
     }
 
 
-def test_a_spec_with_ones_own_data_and_task_runs_here_and_in_processes(tmp_path, module):
+def test_a_spec_with_data_and_task_of_a_user_runs_here_and_in_processes(tmp_path, module):
     spec = load_spec(write(tmp_path, module))
     rows = []
     for processes in (1, 2):
@@ -138,7 +138,7 @@ def test_a_spec_with_ones_own_data_and_task_runs_here_and_in_processes(tmp_path,
         rows.append(rows_of(store, report.experiment))
         federation = store.federation(store.runs(report.experiment.id)[0].federation_id)
         assert federation.data == "points" and federation.num_classes == 2
-        # There are no local tests: asked for all the same, nothing is stored.
+        # There are no local tests, so nothing is stored although the spec asks for it.
         assert np.isnan(store.rounds(store.runs(report.experiment.id)[0].id)["local_accuracy"].astype(float)).all()
     for key, (accuracies, _) in rows[0].items():
         assert np.array_equal(accuracies, rows[1][key][0])
@@ -147,7 +147,7 @@ def test_a_spec_with_ones_own_data_and_task_runs_here_and_in_processes(tmp_path,
     assert rows[0]["uniform", 0][1] != rows[0]["uniform", 1][1]
 
 
-def test_the_command_finds_modules_beside_the_spec_and_where_one_works(tmp_path, module):
+def test_the_command_finds_modules_beside_the_spec_and_in_the_working_directory(tmp_path, module):
     spec = write(tmp_path, module, **{"rounds = 3": "rounds = 1"})
     script = Path(sys.executable).with_name("fedpick")
     command = [str(script), "run", str(spec), "--no-report", "--quiet", "-p", "1", "--store", "a.sqlite"]
@@ -236,14 +236,14 @@ def test_from_python(tmp_path, module, monkeypatch):
         (lambda name: data.load(f"{name}_:load"), InvalidInput, "there is no module"),
     ],
 )
-def test_what_one_gets_for_mistakes(tmp_path, module, monkeypatch, make, error, says):
+def test_mistakes_are_explained(tmp_path, module, monkeypatch, make, error, says):
     monkeypatch.chdir(tmp_path / "beside")
     with pytest.raises(error, match=says):
         make(module)
     assert issubclass(error, FedpickError)
 
 
-def test_a_changed_file_of_ones_own_data_is_noticed(tmp_path, module):
+def test_a_changed_data_file_is_noticed(tmp_path, module):
     points = tmp_path / "points.npy"
     rng = np.random.default_rng(0)
     np.save(points, rng.normal(size=(80, 3)).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Data of one's own: what cannot be right is refused when the record is built, not found out rounds later."""
+"""Data of users: mistakes are refused when the record is built, not rounds later."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Learning rates by search: the same grid, rounds and seeds for every policy, judged on validation data.
 
-Every pair of rates is a line of an ordinary experiment, so the search is stored, resumed and shared like any other. A
-pair is scored on the clients' validation data (the hold-out of the partition, never the test set), weighted by
-importance, by accuracy or by loss: the mean of the last few evaluations, which come 20 times or more in a run. A pair
-whose loss is not finite there in any seed has no score. The best mean over the seeds wins; of equals, the first. With
+Every pair of rates is a policy of an ordinary experiment, so the search is stored and resumed like any other. A pair is
+scored by accuracy or loss on the clients' validation data (the hold-out of the partition, never the test set), weighted
+by importance. The score is the mean of the last few evaluations, of which a run has at least 20. A pair whose loss is
+not finite in some seed has no score. The best mean over the seeds wins; of equals, the first. With
 losses_on = "validation" in the spec, policies that select by losses see those of the same data.
 
-Where the spec has no validation data, the search holds out a share of every client's examples; the spec that comes out
-keeps its own partition.
+If the spec has no validation data, the search holds out a share of every client's examples; the tuned spec keeps the
+original partition.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SCORES = ("accuracy", "loss")
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One pair of rates for one policy; None: as in the spec."""
+    """One pair of learning rates; None keeps the rate of the spec."""
 
     local_lr: float | None
     server_lr: float | None
 
     def applied_to(self, spec: Spec, policy: PolicySpec) -> PolicySpec:
-        """The policy with these rates. A schedule keeps its shape: only its start changes."""
+        """The policy with these rates. Of a schedule only the initial rate changes."""
         local, server = dict(policy.local), dict(policy.server)
         if self.local_lr is not None:
             local["lr"] = _with_initial({**spec.local, **policy.local}.get("lr"), self.local_lr)
@@ -62,11 +62,11 @@ class Choice:
     label: str
     best: Candidate
     scores: tuple[tuple[Candidate, float | None], ...]
-    """Mean over the seeds for every pair, in the order of the grid; None: some seed left the finite numbers."""
+    """Mean over the seeds for every pair, in the order of the grid; None: not finite in some seed."""
 
     @property
     def at_edge(self) -> bool:
-        """The best is the smallest or largest rate tried: a wider grid may hold a better one."""
+        """Whether the best rate is the smallest or largest one tried: a wider grid may hold a better one."""
         for own, tried in (
             (self.best.local_lr, {candidate.local_lr for candidate, _ in self.scores}),
             (self.best.server_lr, {candidate.server_lr for candidate, _ in self.scores}),
@@ -78,7 +78,7 @@ class Choice:
 
 
 def candidates(local_lr: Sequence[float], server_lr: Sequence[float]) -> list[Candidate]:
-    """The grid, the local rate changing slowest. An empty list leaves that rate alone."""
+    """The grid; the local rate changes slowest. An empty list keeps the rates of the spec."""
     for name, rates in (("--local-lr", local_lr), ("--server-lr", server_lr)):
         if not all(math.isfinite(rate) and rate > 0 for rate in rates):
             raise InvalidInput(f"{name} must be numbers above 0. Got {', '.join(f'{rate:g}' for rate in rates)}.")
@@ -157,11 +157,11 @@ def choose(
 
 
 def _score(store: Store, runs: Sequence[Run], rounds: int, score: str, evaluations: int) -> float | None:
-    """Mean over the seeds of the mean over the last evaluations; None where a loss is not finite or a run is short."""
+    """Mean over the seeds and the last evaluations; None if a loss is not finite or a run is unfinished."""
     values = []
     for run in runs:
         measured = np.array([pair for _, pair in store.arrays(run.id, "evaluation/validation", rounds)])
-        # Accuracy stays a number when the model is not: the loss tells.
+        # Accuracy stays finite even if the model does not, so check the loss.
         if run.rounds_done < rounds or not len(measured) or not np.isfinite(measured[-evaluations:]).all():
             return None
         values.append(measured[-evaluations:, SCORES[::-1].index(score)].mean())
@@ -175,7 +175,7 @@ def tuned_spec(spec: Spec, choices: Sequence[Choice]) -> Spec:
 
 
 def tuned_text(spec: Spec, choices: Sequence[Choice], *, command: str, searched: Spec, score: str) -> str:
-    """A spec file with the chosen rates that says how they were found; nothing in it depends on the day."""
+    """A spec file with the chosen rates and, as comments, how they were found."""
     options = searched.partition.options
     share = f"holdout {options['holdout']:g}" if options.get("holdout") else f"split {options.get('split')}"
     lines = [

@@ -114,7 +114,7 @@ def _check_widths(settings: object, name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Mlp(_Described):
-    """784-64-30-10 perceptron of FedCor and Power-of-Choice; dropout=none, fedcor, power-of-choice"""
+    """Perceptron of FedCor and Power-of-Choice, 784-64-30-10; dropout: none, fedcor or power-of-choice."""
 
     usual_shape = (28, 28, 1)
 
@@ -139,7 +139,7 @@ class Mlp(_Described):
 
 @dataclass(frozen=True, kw_only=True)
 class Sent140Mlp(_Described):
-    """200-128-86-30-2 perceptron on averaged GloVe vectors (Power-of-Choice)"""
+    """Perceptron on averaged GloVe vectors, 200-128-86-30-2 (Power-of-Choice)."""
 
     usual_shape = (200,)
     usual_classes = 2
@@ -152,7 +152,7 @@ class Sent140Mlp(_Described):
 
 @dataclass(frozen=True, kw_only=True)
 class Logistic(_Described):
-    """multinomial logistic regression; ridge, zero or zero-bias start"""
+    """Multinomial logistic regression, with a ridge and a start at zero or with zero bias as options."""
 
     usual_shape = (60,)
 
@@ -200,7 +200,7 @@ class Convolutional(_Described):
 
 @dataclass(frozen=True, kw_only=True)
 class CnnFedCor(Convolutional):
-    """three 3x3 convolutions (32, 64, 64) and a hidden layer of 64 (FedCor, CIFAR-10)"""
+    """Three 3x3 convolutions (32, 64, 64) and a hidden layer of 64 (FedCor, CIFAR-10)."""
 
     name = "cnn-fedcor"
     kernel = 3
@@ -215,7 +215,7 @@ class CnnFedCor(Convolutional):
 
 @dataclass(frozen=True, kw_only=True)
 class CnnMcMahanFmnist(Convolutional):
-    """5x5 convolutions of 32 and 64, dense 512 (FedGS, Fashion-MNIST)"""
+    """5x5 convolutions of 32 and 64, dense 512 (FedGS, Fashion-MNIST)."""
 
     usual_shape = (28, 28, 1)
     name = "cnn-mcmahan-fmnist"
@@ -226,7 +226,7 @@ class CnnMcMahanFmnist(Convolutional):
 
 @dataclass(frozen=True, kw_only=True)
 class CnnMcMahanCifar(Convolutional):
-    """5x5 convolutions of 64 and 64, dense 384-192 (FedGS, CIFAR-10)"""
+    """5x5 convolutions of 64 and 64, dense 384-192 (FedGS, CIFAR-10)."""
 
     name = "cnn-mcmahan-cifar"
     hidden = (384, 192)
@@ -235,7 +235,7 @@ class CnnMcMahanCifar(Convolutional):
 
 @dataclass(frozen=True, kw_only=True)
 class CnnCaFed(Convolutional):
-    """two 5x5 convolutions and one dense layer (CA-Fed, CIFAR-10)
+    """Two 5x5 convolutions and one dense layer (CA-Fed, CIFAR-10).
 
     The paper gives neither widths nor kernel: 5x5 and `filters` are ours.
     """
@@ -249,7 +249,7 @@ class CnnCaFed(Convolutional):
 
 @dataclass(frozen=True, kw_only=True)
 class CnnPowerOfChoice(Convolutional):
-    """convolutions of 6 and 16, dense 120-100-84-50 (CIFAR-10)"""
+    """5x5 convolutions of 6 and 16, dense 120-100-84-50 (Power-of-Choice, CIFAR-10)."""
 
     name = "cnn-power-of-choice"
     hidden = (120, 100, 84, 50)
@@ -258,7 +258,7 @@ class CnnPowerOfChoice(Convolutional):
 
 @dataclass(frozen=True, kw_only=True)
 class Quadratic(_Described):
-    """Power-of-Choice's quadratic: w'Hw/2 - e.w + e'H^-1 e/2, one example (diagonal of H, e) per client"""
+    """Power-of-Choice's quadratic: w'Hw/2 - e.w + e'H^-1 e/2, one example (diagonal of H, e) per client."""
 
     usual_shape = (2, 5)
     usual_classes = 0
