@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput, MissingDependency, OutOfOrder
 from fedpick.core.validation import choice, is_whole, require, whole
 
@@ -356,7 +357,7 @@ def scalar_products(
     protocol: str = "sealed",
     fractional_bits: int = 20,
     on_message: Callable[[Message], None] = lambda message: None,
-) -> NDArray[np.float64]:
+) -> FloatArray:
     """Run the server and all clients in this process. Return the scalar products that the server learns.
 
     Args:

@@ -10,9 +10,8 @@ from copy import copy
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedpick.core.arrays import read_only
+from fedpick.core.arrays import FloatArray, read_only
 from fedpick.core.types import Outcome
 from fedpick.core.validation import assign
 
@@ -32,7 +31,7 @@ _MAY_BE_NEGATIVE = {
 }
 
 
-def clean_answers(values: NDArray[np.float64], limit: float, negative: bool = True) -> tuple[NDArray[np.float64], int]:
+def clean_answers(values: FloatArray, limit: float, negative: bool = True) -> tuple[FloatArray, int]:
     """Return the answers with unusable rows as NaN, and the number of rejected answers. NaN is not rejected."""
     lowest = -limit if negative else 0.0
     usable = np.asarray((values >= lowest) & (values <= limit) & np.isfinite(values), dtype=bool)
@@ -49,8 +48,10 @@ def clean_outcome(outcome: Outcome, limit: float) -> tuple[Outcome, int]:
     cleaned: dict[str, Any] = {}
     rejected = 0
     for name, negative in _MAY_BE_NEGATIVE.items():
-        cleaned[name], count = clean_answers(getattr(outcome, name), limit, negative)
-        rejected += count
+        values = getattr(outcome, name)
+        if values.size:
+            cleaned[name], count = clean_answers(values, limit, negative)
+            rejected += count
     # Not `replace`, which would validate the shapes again.
     usable = copy(outcome)
     assign(usable, **{name: read_only(values) for name, values in cleaned.items()})

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedpick.core import checkpoint, registry, writing
 from fedpick.core import state as states
+from fedpick.core.arrays import IntArray
 from fedpick.core.errors import (
     InvalidInput,
     InvalidSelection,
@@ -347,7 +348,7 @@ def _refuse_missing_signals(policy: Policy[Any], clients: Clients, provides: fro
             )
 
 
-def _check_indices(chosen: NDArray[np.int64], context: RoundContext, what: str) -> None:
+def _check_indices(chosen: IntArray, context: RoundContext, what: str) -> None:
     if len(chosen) == 0:
         return
     if chosen.max() >= len(context.clients):
@@ -368,7 +369,7 @@ def _check_selection(selection: Selection, context: RoundContext, policy: Policy
         raise InvalidSelection(f"{name} selected {len(selection.clients)} clients with a budget of {context.budget}.")
 
 
-def _in_order_of(clients: NDArray[np.int64], outcome: Outcome) -> Outcome:
+def _in_order_of(clients: IntArray, outcome: Outcome) -> Outcome:
     """Return the outcome with its rows in the order of the selection."""
     if np.array_equal(clients, outcome.clients):
         return outcome

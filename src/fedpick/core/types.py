@@ -28,6 +28,8 @@ _ABSENT: Any = None
 
 def as_floats(values: ArrayLike, name: str) -> FloatArray:
     """Return an array of real numbers. Raise for strings, objects and complex numbers."""
+    if isinstance(values, np.ndarray) and values.dtype == np.float64:
+        return values
     try:
         given = np.asarray(values)
         if given.dtype.kind in "cSUV":
@@ -235,11 +237,11 @@ class Outcome:
         clients = _indices(self.clients, "Outcome.clients")
         completed = _booleans(self.completed, "Outcome.completed", len(clients))
         assign(self, index=whole(self, "index", 0), clients=clients, completed=completed)
+        missing = read_only(np.full(len(clients), np.nan))
         for name in ("loss", "train_loss", "duration", "update_norm", "loss_rms"):
             value = getattr(self, name)
-            if value is None:
-                value = np.full(len(clients), np.nan)
-            assign(self, **{name: _floats(value, f"Outcome.{name}", (len(clients),))})
+            checked = missing if value is None else _floats(value, f"Outcome.{name}", (len(clients),))
+            assign(self, **{name: checked})
         sketch = np.empty((len(clients), 0)) if self.sketch is None else self.sketch
         assign(self, sketch=_floats(sketch, "Outcome.sketch", (len(clients), None)))
 

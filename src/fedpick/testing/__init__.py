@@ -20,9 +20,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedpick.core import registry
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import FedpickError, PolicyCheckFailed
 from fedpick.core.guard import REPORT_LIMIT
 from fedpick.core.policy import Policy, Signal
@@ -266,7 +266,7 @@ def one_million_clients(policy: AnyPolicy, num_clients: int = 1_000_000) -> None
         mask = world.available(index, num_clients)
         answers = 1.0 + stream(0, index, Purpose.MEASURE).random((num_clients, 8))
 
-        def measure(probe: Probe, answers: NDArray[np.float64] = answers) -> NDArray[np.float64]:
+        def measure(probe: Probe, answers: FloatArray = answers) -> FloatArray:
             return answers[probe.clients] if probe.signal is not Signal.LOSS else answers[probe.clients, 0]
 
         if traced:

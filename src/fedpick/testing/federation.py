@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedpick.core.arrays import BoolArray, FloatArray
 from fedpick.core.policy import Signal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.session import Session
@@ -41,16 +41,16 @@ class FakeFederation:
             correlation=0.8 * uniform[:, 11],
         )
 
-    def available(self, round: int, count: int) -> NDArray[np.bool_]:
+    def available(self, round: int, count: int) -> BoolArray:
         """Return a mask of about 60 % of the clients; every seventh round is empty."""
         if round % 7 == 6:
             return np.zeros(count, dtype=bool)
         return stream(self.seed, round, Purpose.AVAILABILITY).random(count) < 0.6
 
-    def measure(self, round: int, count: int) -> Callable[[Probe], NDArray[np.float64]]:
+    def measure(self, round: int, count: int) -> Callable[[Probe], FloatArray]:
         """Return the function that answers the probes of one round."""
 
-        def answer(probe: Probe) -> NDArray[np.float64]:
+        def answer(probe: Probe) -> FloatArray:
             rng = stream(self.seed, round, Purpose.MEASURE)
             width = () if probe.signal is Signal.LOSS else (8,)
             values = 1.0 + rng.random((count, *width))
@@ -60,7 +60,7 @@ class FakeFederation:
 
         return answer
 
-    def _reported(self, values: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    def _reported(self, values: FloatArray, rng: np.random.Generator) -> FloatArray:
         if self.reports == "equal":
             return np.ones_like(values)
         if self.reports == "silent":
