@@ -1,7 +1,8 @@
-"""What FedCor's paper assumes of loss changes, checked on samples: that they are Gaussian, and that they stay alike.
+"""What FedCor's paper assumes of loss changes, tested on samples: that they are Gaussian, and that they stay alike.
 
 A sample is what one random cohort, trained from a fixed model, does to the loss of every client (appendices D.2, D.3).
-`sample_loss_changes` takes them from anything that answers a trial probe; the rest is NumPy and SciPy on (S, N) arrays.
+`sample_loss_changes` takes them from any function that answers trial probes. The rest is NumPy and SciPy on (S, N)
+arrays.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def sample_loss_changes(
     budget: int,
     rng: np.random.Generator,
 ) -> FloatArray:
-    """(S, N) change of everybody's loss by S uniformly random cohorts, each trained from the current model.
+    """(S, N) change of every client's loss by S uniformly random cohorts, each trained from the current model.
 
     The updates of a cohort count equally, as in the authors' program. Nothing is committed.
 
@@ -50,13 +51,13 @@ def sample_loss_changes(
     """
     if not 1 <= budget <= num_clients:
         raise InvalidInput(f"budget must be between 1 and the number of clients, {num_clients}. Got {budget}.")
-    everybody = np.arange(num_clients)
-    before = measure(Probe(clients=everybody, signal=Signal.LOSS))
+    clients = np.arange(num_clients)
+    before = measure(Probe(clients=clients, signal=Signal.LOSS))
     changes = np.empty((cohorts, num_clients))
     for row in changes:
         chosen = rng.choice(num_clients, budget, replace=False)
         trial = Selection(clients=chosen, weights=np.full(budget, 1 / budget))
-        row[:] = measure(Probe(clients=everybody, signal=Signal.LOSS, trial=trial)) - before
+        row[:] = measure(Probe(clients=clients, signal=Signal.LOSS, trial=trial)) - before
     return changes
 
 

@@ -1,7 +1,6 @@
-"""What FedGS's paper looks at: how evenly clients were chosen, how diverse cohorts are, how good a graph is.
+"""The quantities of FedGS's tables and figures: how even selection counts are, how diverse cohorts, how good a graph.
 
-Everything here is NumPy on plain arrays, so that it works for the selections of any policy; only the picture of a graph
-needs Matplotlib.
+All functions work on plain arrays, for the selections of any policy. Only `draw_graph` needs Matplotlib.
 """
 
 from __future__ import annotations

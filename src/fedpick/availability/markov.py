@@ -52,7 +52,7 @@ __all__ = [
     "smallest_correlation",
 ]
 
-CA_FED = """@article{rodio2024cafed,
+CA_FED = """@article{rodio2024federated,
   title={Federated Learning Under Heterogeneous and Correlated Client Availability},
   author={Rodio, Angelo and Faticanti, Francescomaria and Marfoq, Othmane and Neglia, Giovanni and Leonardi, Emilio},
   journal={IEEE/ACM Transactions on Networking},

@@ -96,8 +96,8 @@ class AFL(Policy[ClientLosses]):
 
     def init(self, clients: Clients, rng: np.random.Generator) -> ClientLosses:
         """No client has a value yet."""
-        nobody = np.zeros(len(clients), dtype=bool)
-        return ClientLosses(loss=np.zeros(len(clients)), known=nobody, asked=nobody)
+        no_client = np.zeros(len(clients), dtype=bool)
+        return ClientLosses(loss=np.zeros(len(clients)), known=no_client, asked=no_client)
 
     def probe(self, state: ClientLosses, context: RoundContext, rng: np.random.Generator) -> tuple[Probe, ...]:
         """Ask the available clients that were never asked and have no value."""

@@ -2,9 +2,9 @@
 
 Training with aggregation weights q under availability pi minimises a biased objective with importances
 p_k = pi_k q_k / sum_h pi_h q_h instead of the target alpha (equation 4). The total error splits into an optimisation
-error (how far that biased objective is from its minimum) and a bias error (how far its minimiser is from the wanted
-one). Here are both as estimated in a round, their bounds, the weights that minimise the bounds, and what importance a
-run really gave.
+error (how far that biased objective is from its minimum) and a bias error (how far its minimiser is from the target's).
+This module has both as estimated in a round, their bounds, the weights that minimise the bounds, and the importance
+that a run gave each client.
 
 Symbols: target = alpha, importance = p, weights = q, availability = pi, gap = F_k - F_k*, kappa2 = (L / mu)^2.
 """
@@ -49,14 +49,14 @@ def _vector(values: ArrayLike, name: str, size: int | None = None) -> FloatArray
 
 
 def biased_importance(weights: ArrayLike, availability: ArrayLike) -> FloatArray:
-    """The importance that training really gives each client, equation 4: p_k = pi_k q_k over its sum.
+    """The importance that training gives each client, equation 4: p_k = pi_k q_k over its sum.
 
     >>> biased_importance([1.0, 1.0], [0.9, 0.1])
     array([0.9, 0.1])
     """
     shares = _vector(weights, "weights") * _vector(availability, "availability", len(np.asarray(weights)))
     if not shares.sum() > 0:
-        raise InvalidInput("Nobody has both a weight and an availability above 0: there is no importance to share out.")
+        raise InvalidInput("At least one client must have both a weight and an availability above 0. Got none.")
     importance: FloatArray = shares / shares.sum()
     return importance
 
@@ -72,7 +72,7 @@ def total_variation(target: ArrayLike, importance: ArrayLike) -> float:
 
 
 def chi_square_divergence(target: ArrayLike, importance: ArrayLike) -> float:
-    """Sum of (alpha_k - p_k)^2 / p_k (theorem 1); infinite where a wanted client has no importance.
+    """Sum of (alpha_k - p_k)^2 / p_k (theorem 1); infinite if p_k = 0 for a client with alpha_k > 0.
 
     >>> round(chi_square_divergence([0.5, 0.5], [0.8, 0.2]), 6)    # 0.09 / 0.8 + 0.09 / 0.2
     0.5625
@@ -81,8 +81,8 @@ def chi_square_divergence(target: ArrayLike, importance: ArrayLike) -> float:
     got = _vector(importance, "importance", len(wanted))
     if (wanted[got == 0] > 0).any():
         return float("inf")
-    there = got > 0
-    return float(((wanted[there] - got[there]) ** 2 / got[there]).sum())
+    positive = got > 0
+    return float(((wanted[positive] - got[positive]) ** 2 / got[positive]).sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ def total_error_bound(epsilon_opt: float, epsilon_bias: float, kappa2: float) ->
 
 @dataclass(frozen=True, kw_only=True)
 class ConvergenceConstants:
-    """What theorem 2 needs to know of the problem, of local training and of the availability chain."""
+    """The constants of theorem 2: of the problem, of local training and of the availability chain."""
 
     smoothness: float
     """L."""
@@ -185,17 +185,17 @@ def optimization_bound(
 ) -> float:
     """Theorem 2, equation 13: how far the biased objective is at most from its minimum, in expectation.
 
-    The sums of the theorem go to infinity; here they end with `step_sizes`, so give all rounds that will be run.
-    `per_step` divides by the sum of the step sizes. The printed equation lacks that division (per_step=False), but
-    the bounded quantity is a loss at the step-weighted mean model and must vanish with time, as the text says it does;
-    the right-hand side, a squared distance, does so only when it is divided.
+    The sums of the theorem go to infinity; here they end with `step_sizes`, so give the step sizes of all rounds.
+    `per_step` divides by the sum of the step sizes. The printed equation lacks that division (per_step=False). But the
+    bounded quantity is a loss at the step-weighted mean model, and the text says that it vanishes with time. The
+    right-hand side, a squared distance, does so only after the division.
     """
     pi = _vector(availability, "availability")
     q = _vector(weights, "weights", len(pi))
     steps = _vector(step_sizes, "step_sizes")
     total, squared = float(q.sum()), float((steps**2).sum())
     rounds = np.arange(1, len(steps) + 1)
-    # ln(1 / lambda(P)) and, at round t, the number of rounds after which the chain has forgotten where it was.
+    # ln(1 / lambda(P)) and, at round t, the number of rounds after which the chain is close to stationary.
     decay = np.log(2 / (constants.eigenvalue + 1))
     logarithm = np.log(2 * constants.mixing_constant * constants.loss_range * rounds)
     memory = np.minimum(np.maximum(np.ceil(logarithm / decay), constants.mixing_time), rounds)
@@ -218,7 +218,7 @@ def optimal_weights(
     bias: float,
     total_weight: float | None = None,
 ) -> FloatArray:
-    """The weights that minimise the sum of both bounds, problem 14, where its constants are known.
+    """The weights that minimise the sum of both bounds, problem 14, for known constants.
 
         minimise (1/2 sum_k quadratic_k q_k^2 + constant) / (pi'q) + bias * chi-square(alpha, p(q))
         subject to q >= 0, sum_k q_k = total_weight
@@ -233,7 +233,7 @@ def optimal_weights(
     alpha = _vector(target, "target")
     pi = _vector(availability, "availability", len(alpha))
     if not pi.min() > 0:
-        raise InvalidInput("availability must be above 0 for everybody; leave out clients that are never there.")
+        raise InvalidInput("availability must be above 0 for all clients. Leave out clients that are never available.")
     total = float((alpha / pi).sum()) if total_weight is None else float(total_weight)
     problem = _Problem(_vector(quadratic, "quadratic", len(alpha)) * total, constant / total, bias * alpha**2 / pi)
     z = np.full(len(alpha), 1 / pi.sum())
@@ -281,9 +281,10 @@ class _Problem:
 
 
 def cumulative_importance(rounds: Iterable[tuple[ArrayLike, ArrayLike]], num_clients: int) -> FloatArray:
-    """The mean weight that every client entered the model with, (N,), over rounds of (clients, weights): figure 1d.
+    """The mean weight with which every client entered the model, (N,), over rounds of (clients, weights): figure 1d.
 
-    Use the weights as applied (`fedpick.aggregation_weights`), 0 for whoever did not complete. An empty round counts.
+    Give the weights as applied (`fedpick.aggregation_weights`), 0 for a client that did not complete. Empty rounds
+    count.
 
     >>> cumulative_importance([([0, 2], [0.5, 1.0]), ([], []), ([2], [0.5])], 3).round(3)
     array([0.167, 0.   , 0.5  ])
