@@ -18,6 +18,7 @@ import pytest
 
 import fedpick
 from fedpick import testing
+from fedpick.experiments import inheritance
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -40,7 +41,7 @@ NEEDS = {
 # Pages about results find a store with an experiment in it, and its spec, my.toml.
 ABOUT_RESULTS = {"docs/guides/experiments.md", "docs/guides/report.md", "docs/reference/store.md"}
 GENERATED = {"docs/benchmarks/sim.md"}  # by `python -m benchmarks.speed`
-REPLACED_SOON = {"docs/decisions/0003-rounds-ahead.md", "docs/guides/flower.md"}
+REPLACED_SOON = {"docs/guides/flower.md"}
 SPEC = """
 [data]
 name = "synthetic"
@@ -170,7 +171,7 @@ def test_lines_outside_tables_have_at_most_120_characters(page):
     assert [number for number, line in lines if len(line) > 120 and not line.startswith("|")] == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if name_of(page) not in REPLACED_SOON], ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_names_in_fedpick_exist(page):
     for dotted in re.findall(r"`(fedpick(?:\.\w+)+)", page.read_text()):
         if name_of(page) not in NEEDS or all(importlib.util.find_spec(package) for package in NEEDS[name_of(page)]):
@@ -184,6 +185,8 @@ def test_files_of_the_benchmarks_exist(page):
         alternatives, _, after = rest.partition("}")
         for alternative in alternatives.split(","):
             assert (ROOT / f"{before}{alternative}{after}").is_file(), shown
+    for spec in re.findall(r"benchmarks/[\w./-]+\.toml#[\w.-]*\w", page.read_text()):
+        assert len(inheritance.resolve(ROOT / spec)) == 1
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
