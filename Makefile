@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help setup demo test test-wheel test-wheel-all test-slow test-deployment check clean
+.PHONY: help setup demo test test-wheel test-wheel-all test-slow test-deployment check bench clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
@@ -35,13 +35,17 @@ test-wheel-all: setup ## the same for every extra, with the newest and with the 
 check: setup ## lint and types only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy src/fedpick
+	$(BIN)/mypy src/fedpick benchmarks
 
 test-slow: setup ## the tests that take minutes
 	$(BIN)/pytest -m slow
 
 test-deployment: setup ## a real Flower federation on loopback, with clients and servers that die (13 minutes)
 	$(BIN)/pytest -m slow tests/flower/test_deployment.py
+
+bench: setup ## the simulator beside sequential loops, and the cost of decisions (minutes)
+	$(BIN)/python -m benchmarks.speed sim --against sequential,torch --jobs j1,j2
+	$(BIN)/python -m benchmarks.speed select --largest 100000
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,22 +1,20 @@
-"""What FedCor's Gaussian process costs as the federation grows: a selection, and an update (a training by Adam).
+"""The cost of FedCor's Gaussian process as the federation grows: of a selection, and of an update (training by Adam).
 
-A round of FedCor is a selection; every `interval` rounds there is an update too. Both are timed on an embedding and on
-samples of random numbers, with everybody available and with half: answers that differ in who gave them need one matrix
-per set of answers. The time to measure losses is not in it: that is training's business.
+Every round of FedCor selects; every `interval` rounds it also updates. Both are timed on random numbers, with all
+clients available and with half of them: samples with different clients need one matrix per set of clients. The time to
+measure losses is not included.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from benchmarks.speed import _machine
+from benchmarks.speed import machine
 from fedpick.core.rng import Purpose, stream
 from fedpick.policies import _gp as gaussian
 from fedpick.policies.fedcor import FedCor
@@ -36,7 +34,7 @@ def _seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def measure(num_clients: int, cohort: int, repeats: int, seed: int) -> dict[str, Any]:
-    """Median seconds of a selection and of one iteration of an update, and what a whole update comes to."""
+    """Median seconds of a selection, of one iteration of an update, and of a whole update."""
     policy = FedCor()
     rng = stream(seed, 0, Purpose.ANALYSIS)
     embedding = rng.normal(size=(policy.dimension, num_clients)) / np.sqrt(policy.dimension)
@@ -72,7 +70,7 @@ def measure(num_clients: int, cohort: int, repeats: int, seed: int) -> dict[str,
         "select_half_seconds": _seconds(select(half), repeats),
     }
     for name, answers in (("iteration_seconds", samples), ("iteration_half_seconds", partial)):
-        # What does not grow with the iterations is taken off, so that the whole update is not overstated.
+        # Subtract the cost that does not grow with the iterations; it would be counted once per iteration.
         none, some = (_seconds(fit(answers, count), repeats) for count in (0, _TIMED_ITERATIONS))
         row[name] = max(some - none, 0.0) / _TIMED_ITERATIONS
     row["update_seconds"] = row["iteration_seconds"] * policy.iterations
@@ -85,19 +83,13 @@ def command(
     cohort: Annotated[int, typer.Option(help="Clients picked.")] = 100,
     repeats: Annotated[int, typer.Option(help="Measurements of each.")] = 3,
     seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
-    folder: Annotated[Path | None, typer.Option(help="Write gp.md and gp.json there.")] = None,
-) -> dict[str, Any]:
+    folder: machine.FolderOption = None,
+) -> None:
     """FedCor's Gaussian process: seconds per selection and per update as the federation grows."""
     sizes = [10**power for power in range(2, 10) if 10**power <= largest]
     rows = [measure(size, min(cohort, size), repeats, seed) for size in sizes]
-    results = {"machine": _machine.describe(), "rows": rows}
-    text = as_markdown(rows)
-    typer.echo(text)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "gp.md").write_text(text + "\n")
-        (folder / "gp.json").write_text(json.dumps(results, indent=1) + "\n")
-    return results
+    results = {"machine": machine.describe(), "rows": rows}
+    machine.publish("gp", as_markdown(rows), results, folder)
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:

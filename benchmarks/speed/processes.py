@@ -1,4 +1,4 @@
-"""How many runs at a time: the demo's grid in one process against several, from start to end, taken in turns."""
+"""The demo's grid of runs in one process against several, from start to end, in turns."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from benchmarks.speed import machine
 from fedpick.core.errors import InvalidInput
 from fedpick.experiments import presets
 from fedpick.experiments.runner import run
@@ -28,12 +29,12 @@ def _seconds(spec: Spec, processes: int) -> float:
         seconds = time.perf_counter() - start
         store.close()
     if not report.complete:
-        raise InvalidInput(f"The runs to be timed did not finish: {report.failures}.")
+        raise InvalidInput(f"The timed runs did not finish: {report.failures}.")
     return seconds
 
 
 def measure(processes: int, rounds: int, seeds: int, repeats: int) -> dict[str, Any]:
-    """Median seconds of the grid with one process and with several; each is run once before, to fill the caches."""
+    """Median seconds of the grid with one process and with several. Both run once first, to fill the caches."""
     if processes < 2 or repeats < 1:
         raise InvalidInput(f"Compare at least 2 processes, at least once. Got {processes} and {repeats}.")
     spec = presets.demo(("uniform", "pow-d"), seeds=seeds, rounds=rounds)
@@ -55,8 +56,10 @@ def measure(processes: int, rounds: int, seeds: int, repeats: int) -> dict[str, 
 def command(
     processes: Annotated[int, typer.Option(help="Processes to compare with one.")] = os.cpu_count() or 2,
     rounds: Annotated[int, typer.Option(help="Rounds per run.")] = 200,
-    seeds: Annotated[int, typer.Option(help="Seeds: twice as many runs.")] = 4,
+    seeds: Annotated[int, typer.Option(help="Seeds; two policies have one run per seed each.")] = 4,
     repeats: Annotated[int, typer.Option(help="Measurements of each, in turns.")] = 3,
-) -> dict[str, Any]:
+    folder: machine.FolderOption = None,
+) -> None:
     """A grid of runs in one process against several; a ratio above 1 means that several are faster."""
-    return measure(processes, rounds, seeds, repeats)
+    results = measure(processes, rounds, seeds, repeats)
+    machine.publish("processes", machine.listing(results), results, folder)

@@ -1,4 +1,4 @@
-"""Weighted sampling without replacement: ours against NumPy's own, on the same weights and the same availability."""
+"""Weighted sampling without replacement: fedpick against NumPy, on the same weights and the same availability."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from benchmarks.speed import machine
 from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.sampling import cumulative, sample_weighted
@@ -23,21 +24,24 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def measure(num_clients: int, drawn: int, share: float, repeats: int, seed: int) -> dict[str, Any]:
-    """Median seconds of both ways, taken in turns so that a busy machine disturbs both alike, and their ratio."""
+    """Median seconds of both and their ratio. They take turns, so that a busy machine disturbs both alike."""
     if not (num_clients >= 1 and drawn >= 1 and 0 < share <= 1 and repeats >= 1):
-        raise InvalidInput("bench sampling needs clients, draws and repeats of at least 1 and a share in (0, 1].")
+        raise InvalidInput(
+            "clients, drawn and repeats must be at least 1, and the available share in (0, 1]. "
+            f"Got {num_clients}, {drawn}, {repeats} and {share}."
+        )
     rng = stream(seed, 0, Purpose.ANALYSIS)
     weights = rng.lognormal(size=num_clients)
     available = rng.random(num_clients) < share
     running = cumulative(weights)  # kept by a policy between rounds
     if available.sum() < drawn:
-        raise InvalidInput(f"Only {available.sum()} clients are available: fewer than the {drawn} to be drawn.")
+        raise InvalidInput(f"Only {available.sum()} clients are available, fewer than the {drawn} to draw. Draw fewer.")
 
     def ours() -> object:
         return sample_weighted(weights, running, available, drawn, rng)
 
     def numpys() -> object:
-        # What Generator.choice needs: probabilities that sum to 1, 0 for those who cannot be reached.
+        # Generator.choice needs probabilities that sum to 1: 0 for a client that is not available.
         reachable = np.where(available, weights, 0.0)
         return rng.choice(num_clients, size=drawn, replace=False, p=reachable / reachable.sum())
 
@@ -60,9 +64,11 @@ def measure(num_clients: int, drawn: int, share: float, repeats: int, seed: int)
 def command(
     clients: Annotated[int, typer.Option(help="Clients in the table.")] = 1_000_000,
     drawn: Annotated[int, typer.Option(help="Clients to draw.")] = 100,
-    available: Annotated[float, typer.Option(help="Share that can be reached.")] = 0.5,
-    repeats: Annotated[int, typer.Option(help="Measurements of each way, in turns.")] = 21,
+    available: Annotated[float, typer.Option(help="Share of the clients that is available.")] = 0.5,
+    repeats: Annotated[int, typer.Option(help="Measurements of each, in turns.")] = 21,
     seed: Annotated[int, typer.Option(help="Of weights and draws.")] = 0,
-) -> dict[str, Any]:
+    folder: machine.FolderOption = None,
+) -> None:
     """Weighted sampling without replacement against Generator.choice(p=..., replace=False)."""
-    return measure(clients, drawn, available, repeats, seed)
+    results = measure(clients, drawn, available, repeats, seed)
+    machine.publish("sampling", machine.listing(results), results, folder)

@@ -1,13 +1,12 @@
-"""What a decision costs as the federation grows: `ask` + `tell` of every policy, from a hundred clients to a million.
+"""The cost of a decision as the federation grows: `ask` + `tell` of every policy, from a hundred clients to a million.
 
-Half of the clients are available in each round, everybody who is chosen completes, and the answers to probes are looked
-up in an array, so that nothing but the policy and its session is timed. The first rounds, in which policies set
-themselves up or draw at random, are played but not timed.
+Only the policy and its session are timed: half of the clients are available in each round, all chosen clients complete,
+and the answers to probes come from an array. The first rounds, in which policies create their state or draw at random,
+are not timed.
 """
 
 from __future__ import annotations
 
-import json
 import time
 import tracemalloc
 from pathlib import Path
@@ -17,17 +16,18 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from benchmarks.speed import _machine
+from benchmarks.speed import machine
 from fedpick import policies
 from fedpick.core.errors import InvalidInput, unknown_name
 from fedpick.core.policy import Signal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.session import Session
 from fedpick.core.types import Clients, Outcome, Probe
+from fedpick.report.figures.canvas import new_figure, save_figure
 
 __all__ = ["command", "exponent", "measure"]
 
-# So that the timed rounds are decisions of the trained model: the Gaussian process is fitted once, briefly.
+# Fit the Gaussian process once, briefly: the timed rounds are decisions of a trained model.
 PARAMETERS: dict[str, dict[str, Any]] = {
     "fedcor": {"warmup": 2, "interval": 1000, "warmup_iterations": 2},
     "fedgp": {"warmup": 2, "interval": 1000, "warmup_iterations": 2},
@@ -37,7 +37,7 @@ VECTOR_WIDTH = 8
 
 
 class _World:
-    """Made-up clients whose answers are looked up, not computed."""
+    """Made-up clients with stored answers to probes."""
 
     def __init__(self, num_clients: int, seed: int) -> None:
         rng = stream(seed, 0, Purpose.ANALYSIS)
@@ -60,7 +60,7 @@ class _World:
         return answers
 
     def play(self, session: Session, budget: int) -> float:
-        """One round; the seconds it took, without the look-up of answers."""
+        """Play one round; return its seconds without the look-up of answers."""
         mask = self.masks[session.round % len(self.masks)]
         self.measuring = 0.0
         start = time.perf_counter()
@@ -79,9 +79,9 @@ class _World:
 def measure(
     name: str, num_clients: int, budget: int, rounds: int, seed: int, world: _World | None = None
 ) -> dict[str, Any]:
-    """Median and slowest seconds of a round; and the most memory over the inputs, that of the policy's state included.
+    """Median, fastest and slowest seconds of a round, and the peak of memory beyond the inputs.
 
-    Memory is followed from the start to the first of the settled rounds, time without that.
+    Memory is traced until the first settled round; time is measured after that, without tracing.
     """
     world = world or _World(num_clients, seed)
     tracemalloc.start()
@@ -118,11 +118,11 @@ def command(
     only: Annotated[str, typer.Option(help="Policies, separated by commas; all by default.")] = "",
     largest: Annotated[int, typer.Option(help="10^2, 10^3, ... clients up to this many.")] = 1_000_000,
     cohorts: Annotated[str, typer.Option(help="Cohort sizes, separated by commas.")] = "10,100",
-    rounds: Annotated[int, typer.Option(help="Timed rounds of each.")] = 7,
+    rounds: Annotated[int, typer.Option(help="Timed rounds of each policy.")] = 7,
     seed: Annotated[int, typer.Option(help="Of clients and choices.")] = 0,
-    folder: Annotated[Path | None, typer.Option(help="Write select.md, select.png and select.json there.")] = None,
-) -> dict[str, Any]:
-    """What a decision costs as the federation grows: time, memory and growth of every policy."""
+    folder: machine.FolderOption = None,
+) -> None:
+    """The cost of a decision as the federation grows: time, memory and growth of every policy."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -147,18 +147,13 @@ def command(
                     progress.update(task, description=f"{name}, {num_clients:,} clients")
                     rows.append(measure(name, num_clients, budget, rounds, seed, world))
                     progress.advance(task)
-    results = {"machine": _machine.describe(), "rows": rows}
+    results = {"machine": machine.describe(), "rows": rows}
     for of, title in (("seconds", "exponents"), ("fastest_seconds", "exponents_of_fastest")):
         growth = {(name, size): exponent(rows, name, size, of) for name in names for size in budgets}
         results[title] = {f"{name}, cohort {size}": None if np.isnan(a) else a for (name, size), a in growth.items()}
-    table = as_markdown(rows, names, sizes, budgets)
-    typer.echo(table)
+    machine.publish("select", as_markdown(rows, names, sizes, budgets), results, folder)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "select.md").write_text(table + "\n")
-        (folder / "select.json").write_text(json.dumps(results, indent=1) + "\n")
         draw(rows, names, budgets[-1], folder / "select.png")
-    return results
 
 
 def _sizes(text: str) -> list[int]:
@@ -192,13 +187,7 @@ def as_markdown(rows: list[dict[str, Any]], names: list[str], sizes: list[int], 
 
 def draw(rows: list[dict[str, Any]], names: list[str], budget: int, path: Path) -> None:
     """Seconds per round over clients, both on log scales."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        from fedpick.core.errors import MissingDependency
-
-        raise MissingDependency("The plot needs matplotlib. Install it with: pip install 'fedpick[report]'") from error
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = new_figure(8, 5)
     axes = figure.add_subplot()
     markers = "osv^D<>pPX*hd"
     for place, name in enumerate(names):
@@ -210,9 +199,7 @@ def draw(rows: list[dict[str, Any]], names: list[str], budget: int, path: Path) 
             markersize=4,
             label=name,
         )
-    axes.set(
-        xlabel="clients", ylabel="seconds per round, ask + tell", title=f"What a decision costs, cohort of {budget}"
-    )
+    axes.set(xlabel="clients", ylabel="seconds per round, ask + tell", title=f"Cost of a decision, cohort of {budget}")
     axes.grid(alpha=0.3)
     axes.legend(ncols=2, fontsize=8)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path, dpi=110)

@@ -1,64 +1,66 @@
-"""The simulator against other engines on identical work, in turns within one run. Ratios are what to look at.
+"""The simulator against peers and other checkouts of fedpick on identical work, in turns within one run.
 
-Each engine does the same rounds: the same initial model, cohorts, rows in every mini-batch, weights and evaluations
-(see `_jobs`). Turns alternate, so that a busy machine disturbs all alike; the first turn, in which programs are
-compiled, is not counted. At the end the models are compared.
+All contenders do the same rounds: the same initial model, cohorts, rows in every mini-batch, weights and evaluations
+(see `jobs`). They alternate, so that a busy machine disturbs all alike; compare ratios, not times. The first turn, in
+which programs are compiled, does not count. At the end the models are compared.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import sys
 import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.console import Console
 
+from benchmarks.speed import contenders, jobs, machine, scale
+from benchmarks.speed.jobs import J1_GIGAFLOP, Job
+from benchmarks.speed.peers.turns import Work
 from fedpick.core.errors import InvalidInput, unknown_name
 
 __all__ = ["as_markdown", "command", "compare"]
 
-ALSO = ("unselected", "start", "million")
 
-
-def compare(job_name: str, against: list[str], repeats: int, python: str, say: Any = print) -> dict[str, Any]:
-    """One job: rounds per second of every engine, turn by turn, and how far the models are apart at the end."""
-    from benchmarks.speed import _engines, _jobs, _machine
-    from benchmarks.speed._peers.turns import Work
-
-    job = _jobs.find(job_name)
+def compare(
+    job_name: str, against: Sequence[str], repeats: int, python: str, say: Callable[[str], object] = print
+) -> dict[str, Any]:
+    """One job: rounds per second of every contender, turn by turn, and the differences of the final models."""
+    job = jobs.find(job_name)
     rounds = job.turn * (repeats + 1)
     rates: list[float] = []
     results: dict[str, dict[str, Any]] = {}
     missing: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="fedpick-bench-") as folder:
-        dealt = _jobs.federation(job)
-        sim = _jobs.simulator(job, dealt)
-        _jobs.write_work(job, sim, rounds, Path(folder))
-        work, engines = Work(folder), {}
+        dealt = jobs.federation(job)
+        sim = jobs.simulator(job, dealt)
+        jobs.write_work(job, sim, rounds, Path(folder))
+        work, started = Work(folder), {}
         for name in ("fedpick", *against):
             say(f"{job.name}: starting {name}")
             try:
-                engine = _engines.build(name, job, sim, work, python)
-                first = engine.turn(job.turn)
-            except _engines.EngineMissing as error:
+                contender = contenders.build(name, job, sim, work, python)
+                first = contender.turn(job.turn)
+            except contenders.ContenderMissing as error:
                 missing[name] = str(error)
                 continue
-            engines[name] = engine
-            results[name] = {"start_seconds": engine.start_seconds + first.first, "rates": []}
+            started[name] = contender
+            results[name] = {"start_seconds": contender.start_seconds + first.first, "rates": []}
         before = sim.timings
         for repeat in range(repeats):
             say(f"{job.name}: turn {repeat + 1} of {repeats}")
-            rates.append(_machine.matrix_rate())
-            order = list(engines)[repeat % len(engines) :] + list(engines)[: repeat % len(engines)]
+            rates.append(machine.matrix_rate())
+            order = list(started)[repeat % len(started) :] + list(started)[: repeat % len(started)]
             for name in order:
-                turn = engines[name].turn(job.turn)
+                turn = started[name].turn(job.turn)
                 results[name]["rates"].append(job.turn / turn.seconds)
                 results[name]["accuracy"] = turn.accuracy
         spent = sim.timings.since(before).as_dict()
-        models = {name: engine.finish() for name, engine in engines.items()}
+        models = {name: contender.finish() for name, contender in started.items()}
     for name, result in results.items():
         result |= _summary(result["rates"], results["fedpick"]["rates"])
         ours = models["fedpick"]
@@ -68,7 +70,7 @@ def compare(job_name: str, against: list[str], repeats: int, python: str, say: A
         "title": job.title,
         "rounds_per_turn": job.turn,
         "turns": repeats,
-        "engines": results,
+        "contenders": results,
         "missing": missing,
         "largest_weight": float(max(np.abs(leaf).max() for leaf in models["fedpick"].values())),
         "milliseconds_per_round": {name: 1000 * value / (job.turn * repeats) for name, value in spent.items()},
@@ -96,22 +98,20 @@ def _summary(mine: list[float], ours: list[float]) -> dict[str, float]:
     }
 
 
-def _bound(job: Any, ours: list[float], rates: list[float]) -> dict[str, Any]:
-    """What the machine's own matrix products would allow, for J1: at their best, and within each turn."""
-    from benchmarks.speed._jobs import J1_GIGAFLOP
-
+def _bound(job: Job, ours: list[float], rates: list[float]) -> dict[str, Any]:
+    """The bound that the rate of matrix products sets for J1: at its highest, and within each turn."""
     if job.name != "j1":
         return {}
     bounds = np.array(rates) / J1_GIGAFLOP[job.cohort]
     return {
         "bound_rounds_per_second": float(bounds.max()),
         "percent_of_bound": float(100 * np.median(ours) / bounds.max()),
-        # A virtual machine's speed changes from turn to turn, that of the matrix products with it.
+        # The speed of a virtual machine changes from turn to turn, and with it the rate of matrix products.
         "percent_of_bound_by_turn": (100 * np.array(ours) / bounds).tolist(),
     }
 
 
-def _listed(text: str, known: Any, kind: str) -> list[str]:
+def _listed(text: str, known: Collection[str], kind: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in known:
@@ -120,51 +120,41 @@ def _listed(text: str, known: Any, kind: str) -> list[str]:
 
 
 def command(
-    jobs: Annotated[str, typer.Option(help="Of j1, j2, j3, separated by commas.")] = "j1,j2,j3",
+    jobs_: Annotated[str, typer.Option("--jobs", help="Of j1, j2, j3, separated by commas.")] = "j1,j2,j3",
     against: Annotated[
-        str, typer.Option(help="Of sequential, torch, flower, pfl, fedjax; what is not installed is left out.")
-    ] = "sequential,torch,flower,pfl,fedjax",
-    repeats: Annotated[int, typer.Option(help="Counted turns of every engine.")] = 5,
-    also: Annotated[str, typer.Option(help="Of unselected, start, million.")] = ",".join(ALSO),
+        str, typer.Option(help="Peers, separated by commas. Those not installed are left out.")
+    ] = ",".join(contenders.PEERS),
+    checkout: Annotated[
+        list[Path] | None, typer.Option(help="Folder of another checkout of fedpick, to compare with (repeatable).")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Turns of every contender that count.")] = 5,
+    also: Annotated[str, typer.Option(help="Other measurements, separated by commas.")] = ",".join(scale.MEASUREMENTS),
     peers_python: Annotated[
-        str, typer.Option(help="The Python in whose environment torch, pfl and fedjax are.", show_default=False)
+        str, typer.Option(help="The Python that has torch, pfl and fedjax installed.", show_default=False)
     ] = "",
-    folder: Annotated[Path | None, typer.Option(help="Write sim.md and sim.json there.")] = None,
-) -> dict[str, Any]:
-    """The simulator against the sequential loop, Flower, pfl-research and FedJAX on identical work."""
-    import sys
-
-    from rich.console import Console
-
-    from benchmarks.speed import _jobs, _machine, _scale
-    from benchmarks.speed._engines import ENGINES
-
+    folder: machine.FolderOption = None,
+) -> None:
+    """The simulator against sequential loops, Flower, pfl-research, FedJAX and other checkouts, on identical work."""
     if repeats < 1:
-        raise InvalidInput(f"bench sim needs at least 1 repeat. Got {repeats}.")
-    chosen, engines = _listed(jobs, _jobs.JOBS, "job"), _listed(against, ENGINES, "engine")
-    extras = _listed(also, ALSO, "measurement")
+        raise InvalidInput(f"--repeats must be at least 1. Got {repeats}.")
+    chosen, extras = _listed(jobs_, jobs.JOBS, "job"), _listed(also, scale.MEASUREMENTS, "measurement")
+    others = [*_listed(against, contenders.PEERS, "peer"), *map(str, checkout or [])]
     python = peers_python or sys.executable
     results: dict[str, Any] = {
-        "machine": {**_machine.describe(), "peer_packages": _machine.versions(python)},
+        "machine": {**machine.describe(), "peer_packages": machine.versions(python)},
         "jobs": {},
     }
     with Console(stderr=True).status("starting") as status:
         for name in chosen:
-            results["jobs"][name] = compare(name, engines, repeats, python, status.update)
+            results["jobs"][name] = compare(name, others, repeats, python, status.update)
         for name in extras:
             status.update(name)
-            results[name] = getattr(_scale, name)()
-    text = as_markdown(results)
-    typer.echo(text)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "sim.md").write_text(text + "\n")
-        (folder / "sim.json").write_text(json.dumps(results, indent=1) + "\n")
-    return results
+            results[name] = scale.MEASUREMENTS[name]()
+    machine.publish("sim", as_markdown(results), results, folder)
 
 
-def as_markdown(results: dict[str, Any]) -> str:
-    """Tables of everything that was measured."""
+def as_markdown(results: Mapping[str, Any]) -> str:
+    """The tables of all measurements."""
     lines: list[str] = []
     for name, job in results["jobs"].items():
         lines += [*_job_lines(name, job), ""]
@@ -178,39 +168,39 @@ def as_markdown(results: dict[str, Any]) -> str:
     if start := results.get("start"):
         lines.append(
             f"Start: J1's first round is trained {start['first_trained_seconds']:.1f} s after the start of the program "
-            f"with an empty compile cache, {start['again_trained_seconds']:.1f} s with a full one (test set and "
-            f"everybody's loss: {start['first_evaluated_seconds']:.1f} and {start['again_evaluated_seconds']:.1f} s); "
+            f"with an empty compile cache, {start['again_trained_seconds']:.1f} s with a full one (with test set and "
+            f"losses: {start['first_evaluated_seconds']:.1f} and {start['again_evaluated_seconds']:.1f} s); "
             f"load {start['load']:.1f}.\n"
         )
     if million := results.get("million"):
         lines.append(
             f"Memory: {million['clients']:,} clients with {million['examples']:,} examples, "
             f"{million['data_mebibytes']:.0f} MiB of data: {million['training_mebibytes']:.0f} MiB at most while "
-            f"training, {million['with_losses_mebibytes']:.0f} MiB with everybody's loss, both with the data; "
+            f"training, {million['with_losses_mebibytes']:.0f} MiB with the losses of all clients, both with the data; "
             f"{1000 * million['round_seconds']:.0f} ms per round of 100 clients.\n"
         )
     return "\n".join(lines).rstrip()
 
 
-def _job_lines(name: str, job: dict[str, Any]) -> list[str]:
+def _job_lines(title: str, job: dict[str, Any]) -> list[str]:
     lines = [
-        f"{name.upper()}: {job['title']}. {job['turns']} turns of {job['rounds_per_turn']} rounds each.",
+        f"{title.upper()}: {job['title']}. {job['turns']} turns of {job['rounds_per_turn']} rounds each.",
         "",
-        "| engine | rounds/s (lowest to highest) | fedpick is faster by (lowest to highest) | best turns "
+        "| contender | rounds/s (lowest to highest) | fedpick is faster by (lowest to highest) | best turns "
         "| start and first round | accuracy at the end | largest difference of a weight |",
         "|---|---|---|---|---|---|---|",
     ]
-    for engine, found in job["engines"].items():
+    for name, found in job["contenders"].items():
         start = "" if found["start_seconds"] is None else f"{found['start_seconds']:.1f} s"
         accuracy = "" if found["accuracy"] is None else f"{100 * found['accuracy']:.2f} %"
         ratio = f"{found['ratio']:.2f} ({found['ratio_lowest']:.2f} to {found['ratio_highest']:.2f})"
         ratio += f" | {found['ratio_of_best']:.2f}"
         lines.append(
-            f"| {engine} | {found['rate']:.3g} ({found['rate_lowest']:.3g} to {found['rate_highest']:.3g}) "
-            f"| {' | ' if engine == 'fedpick' else ratio} | {start} | {accuracy} | {found['largest_difference']:.1e} |"
+            f"| {name} | {found['rate']:.3g} ({found['rate_lowest']:.3g} to {found['rate_highest']:.3g}) "
+            f"| {' | ' if name == 'fedpick' else ratio} | {start} | {accuracy} | {found['largest_difference']:.1e} |"
         )
     spent = ", ".join(f"{what} {value:.2f} ms" for what, value in job["milliseconds_per_round"].items() if value)
-    lines += ["", f"Fedpick's time per round, as far as it was waited for: {spent}."]
+    lines += ["", f"Fedpick's time per round: {spent}."]
     lines.append(f"The largest weight is {job['largest_weight']:.2g}.")
     lines.append(f"Load of the machine at the end: {job['load']:.1f} on {os.cpu_count()} cores.")
     if "bound_rounds_per_second" in job:
@@ -221,5 +211,5 @@ def _job_lines(name: str, job: dict[str, Any]) -> list[str]:
             f"{job['bound_rounds_per_second']:.1f} rounds/s: fedpick reaches {job['percent_of_bound']:.0f} %. "
             f"Against the rate of the same turn: {by_turn} %."
         )
-    lines += [f"Left out: {engine} ({why})." for engine, why in job["missing"].items()]
+    lines += [f"Left out: {peer} ({why})." for peer, why in job["missing"].items()]
     return lines

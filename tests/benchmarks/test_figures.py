@@ -1,18 +1,21 @@
-"""The papers' analyses that are no experiment specs: numbers on known cases, and every script on a tiny federation."""
+"""The papers' analyses that are not experiment specs: known cases, and every script on a tiny federation."""
 
 from __future__ import annotations
 
-import importlib.util
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.figures import ca_fed, fedcor, fedgs, power_of_choice
+from fedpick.core.errors import InvalidInput
+from fedpick.experiments.spec import Named
 from fedpick.policies._gp import select_greedy
+from fedpick.report import analysis
+from tests.report.report_store import make_spec, make_store
 
 pytest.importorskip("matplotlib")
-
-ROOT = Path(__file__).parents[2]
 
 TINY = """
 [data]
@@ -56,14 +59,6 @@ graph = "code"
 """
 
 
-def script(name: str):
-    path = ROOT / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name.replace("-", "_"), path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("specs") / "tiny.toml"
@@ -79,7 +74,7 @@ def is_png(path: Path) -> bool:
 
 
 def test_each_drawn_pick_is_the_best_of_all_candidates():
-    means, spreads, picks, others, predictions, expected = script("fedcor-toys").toy_picks()
+    means, spreads, picks, others, predictions, expected = fedcor.toy_picks()
     clients = np.arange(30)
     covariance = np.exp(-((clients[:, None] - clients[None, :]) ** 2) / 25)
     mean = np.zeros(30)
@@ -98,18 +93,17 @@ def test_each_drawn_pick_is_the_best_of_all_candidates():
 
 
 def test_the_toy_choices_are_what_they_are_called():
-    toys = script("fedcor-toys")
-    x, y, choices = toys.toy_choices(0)
+    x, y, choices = fedcor.toy_choices(0)
     start = np.array([-0.5, 1.5, 0.0])
-    before = toys.losses(start, x, y)
+    before = fedcor.losses(start, x, y)
     independent, correlated, best = (choices[name] for name in ("independent", "correlated", "best"))
     assert set(independent[0]) == set(np.argsort(before)[-2:])
     assert len(set(correlated[0])) == 2
     assert best[2] <= min(independent[2], correlated[2])
     for chosen, model, loss in choices.values():
-        np.testing.assert_allclose(model, toys.trained(start, x, y, chosen))
-        assert loss == pytest.approx(toys.losses(model, x, y).mean())
-        assert (toys.losses(model, x[chosen], y[chosen]) < before[chosen]).all()
+        np.testing.assert_allclose(model, fedcor.trained(start, x, y, chosen))
+        assert loss == pytest.approx(fedcor.losses(model, x, y).mean())
+        assert (fedcor.losses(model, x[chosen], y[chosen]) < before[chosen]).all()
 
 
 def test_an_embedding_of_full_rank_reproduces_its_covariance():
@@ -123,7 +117,7 @@ def test_an_embedding_of_full_rank_reproduces_its_covariance():
 
 
 def test_the_toys_are_drawn(tmp_path, capsys):
-    script("fedcor-toys").main(["--folder", str(tmp_path), "--seeds", "1"])
+    fedcor.main(["--folder", str(tmp_path), "toys", "--seeds", "1"])
     assert is_png(tmp_path / "fedcor-toy-choice.png")
     assert is_png(tmp_path / "fedcor-toy-picks.png")
     assert "picks: [14, 23, 5]" in capsys.readouterr().out
@@ -135,22 +129,22 @@ def test_the_toys_are_drawn(tmp_path, capsys):
 def test_normality_and_stationarity_on_a_tiny_federation(tiny, tmp_path, capsys):
     pytest.importorskip("jax")
     small = ["--cohorts", "8", "--rounds", "2"]
-    script("fedcor-normality").main([str(tiny), *small, "--components", "2", "--figure", str(tmp_path / "n.png")])
+    folder = ["--folder", str(tmp_path)]
+    fedcor.main([*folder, "normality", str(tiny), *small, "--components", "2"])
     printed = capsys.readouterr().out
     assert "8 cohorts of 4 after 2 rounds" in printed
     assert "Henze-Zirkler, 2 components" in printed
-    script("fedcor-stationarity").main([str(tiny), *small, "--every", "1", "--figure", str(tmp_path / "s.png")])
+    fedcor.main([*folder, "stationarity", str(tiny), *small, "--every", "1"])
     lines = {line.split(" | ")[0].strip("| "): line for line in capsys.readouterr().out.splitlines()}
     similarity = float(lines["to the next"].split("|")[2])
     assert 0 < similarity <= 1
-    assert is_png(tmp_path / "n.png")
-    assert is_png(tmp_path / "s.png")
+    assert is_png(tmp_path / "fedcor-normality.png")
+    assert is_png(tmp_path / "fedcor-stationarity.png")
 
 
 def test_graphs_from_models_are_scored_against_the_oracle(tiny, tmp_path, capsys):
     pytest.importorskip("jax")
-    picture = tmp_path / "graph.png"
-    script("fedgs-graphs").main([str(tiny), "--steps", "20", "--draw", str(picture), "--data", "digits"])
+    fedgs.main(["--folder", str(tmp_path), "graphs", str(tiny), "--steps", "20", "--draw", "--data", "digits"])
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
     assert [row[4].strip() for row in rows] == ["functional", "cosine", "everybody linked"] * 2
     for row in rows:
@@ -158,13 +152,12 @@ def test_graphs_from_models_are_scored_against_the_oracle(tiny, tmp_path, capsys
         assert f1 == pytest.approx(2 * precision * recall / (precision + recall), abs=2e-4)
     # On two labels per client, twenty steps tell who shares a label better than chance.
     assert float(rows[0][8]) > float(rows[2][8])
-    assert is_png(picture)
+    assert is_png(tmp_path / "fedgs-graph.png")
 
 
 def test_counts_curves_and_rasters(tiny, tmp_path, capsys, monkeypatch):
     pytest.importorskip("jax")
-    figures = script("fedgs-figures")
-    figures.main(["--folder", str(tmp_path), "counts", str(tiny), "--rounds", "60"])
+    fedgs.main(["--folder", str(tmp_path), "counts", str(tiny), "--rounds", "60"])
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
     spread = {row[3].strip(): float(row[7]) for row in rows}
     assert spread["FedGS alpha=1"] < spread["UniformSample"]
@@ -176,24 +169,90 @@ def test_counts_curves_and_rasters(tiny, tmp_path, capsys, monkeypatch):
 
     store = tmp_path / "store.sqlite"
     run(load_spec(tiny), Store(store), processes=1)
-    figures.main(["--folder", str(tmp_path), "curves", "--store", str(store), "--smooth", "2"])
+    fedgs.main(["--folder", str(tmp_path), "curves", "--store", str(store), "--smooth", "2"])
     assert "| FedGS alpha=1 | 2 |" in capsys.readouterr().out
     assert is_png(tmp_path / "fedgs-curves.png")
 
     tiny.with_name("fedgs-table2-tiny.toml").write_text(TINY)
-    monkeypatch.setattr(figures, "SPECS", tiny.parent)
-    figures.main(["--folder", str(tmp_path), "availability", "--rounds", "9", "--modes", "tiny.toml"])
+    monkeypatch.setattr(fedgs, "SPECS", tiny.parent)
+    fedgs.main(["--folder", str(tmp_path), "availability", "--rounds", "9", "--modes", "tiny.toml"])
     assert is_png(tmp_path / "fedgs-availability.png")
 
 
 def test_every_draw_of_md_counts(tiny):
-    figures = script("fedgs-figures")
     from fedpick.experiments.spec import load_spec
 
     spec = load_spec(tiny)
-    clients, trace = figures.setting(spec, 0)
-    counts = figures.selection_counts(spec, 0, 30)
+    clients, trace = fedgs.setting(spec, 0)
+    counts = fedgs.selection_counts(spec, 0, 30)
     assert counts["MDSample"].sum() == 30 * 4
     reachable = sum(min(4, int(trace.mask(index).sum())) for index in range(30))
     assert counts["UniformSample"].sum() == counts["FedGS alpha=1"].sum() == reachable
     assert len(clients) == 20
+
+
+# Several experiments
+
+
+def clustered_spec(alpha, budget=4):
+    process = Named(name="clustered", options={"num_clusters": 4})
+    partition = Named(name="toy", options={"alpha": alpha})
+    spec = make_spec(("uniform", "ca-fed"), rounds=3, budget=budget, title=f"figure 5: alpha {alpha}")
+    return dataclasses.replace(spec, availability=process, partition=partition)
+
+
+def test_ca_fed_draws_over_experiments_and_decisions_side_by_side(tmp_path, capsys):
+    where = tmp_path / "s.sqlite"
+    for spec in (clustered_spec(0.5, budget=3), clustered_spec(0.5), clustered_spec(1.5)):
+        made = make_store(where, spec)
+    # The first two have one title: the later counts.
+    found = ca_fed.chosen(made, ["figure 5", "alpha 0.5"])
+    assert [each.title for each in found] == ["figure 5: alpha 0.5", "figure 5: alpha 1.5"]
+    assert [each.spec["run"]["budget"] for each in found] == [4, 4]
+    results = analysis.load_results(made, made.experiment("figure 5: alpha 1.5"))
+    mean = 100 * analysis.over_seeds(results.policies[1], analysis.final_accuracy).mean
+    options = ["--store", str(where), "--folder", str(tmp_path)]
+    ca_fed.main([*options, "over", "partition.alpha", "figure 5", "--labels", "ca-fed"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "| partition.alpha | 0.5 | 1.5 |"
+    assert lines[2].startswith("| ca-fed |") and f"| {mean:.2f} ±" in lines[2]
+    assert (tmp_path / "cafed-over-partition-alpha.png").read_bytes().startswith(b"\x89PNG")
+    ca_fed.main([*options, "--name", "five", "decisions", "figure 5"])
+    assert "| ca-fed: cluster 3 |" in capsys.readouterr().out
+    assert (tmp_path / "five.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InvalidInput, match="no decisions"):
+        ca_fed.main([*options, "decisions", "figure 5", "--policy", "nobody"])
+    made.close()
+
+
+def test_ca_fed_draws_the_errors_of_estimates(tmp_path, capsys):
+    ca_fed.main(["--folder", str(tmp_path), "estimation", "--seeds", "2"])
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:-1]]
+    errors = [float(row[4].split("±")[0]) for row in rows]
+    assert errors[-1] < errors[0] / 5  # 10,000 rounds against 10
+    assert is_png(tmp_path / "cafed-figure-4a.png")
+
+
+# Power-of-Choice
+
+
+def test_the_skew_of_rand_is_one_and_pow_d_has_more_of_it_where_the_model_is(capsys):
+    power_of_choice.main(["skew", "--clients", "10", "--candidates", "10", "--seeds", "1", "--per-axis", "1",
+                          "--evaluated-per-axis", "2", "--samples", "200"])  # fmt: skip
+    rows = {line[:16].strip(): line[16:].split() for line in capsys.readouterr().out.splitlines()[1:]}
+    assert float(rows["rand"][2]) == pytest.approx(1, abs=0.1)
+    assert float(rows["pow-d, d = 10"][-1]) > float(rows["rand"][-1])
+
+
+def test_excess_losses_and_profiles_are_those_of_the_store(tmp_path, capsys):
+    quadratic = Named(name="quadratic", options={"num_clients": 8})
+    spec = dataclasses.replace(make_spec(("uniform", "fedgs"), rounds=3), data=quadratic)
+    store = make_store(tmp_path / "s.sqlite", spec, num_clients=8)
+    with store.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE rounds SET objective = 1000.0 / (round + 1)")
+    options = ["--store", str(tmp_path / "s.sqlite"), "--folder", str(tmp_path), "--against", "uniform"]
+    power_of_choice.main(["quadratic", *options])
+    assert "| uniform |" in capsys.readouterr().out
+    assert is_png(tmp_path / "power-of-choice-quadratic.png")
+    assert is_png(tmp_path / "power-of-choice-profile.png")
+    store.close()

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.speed import _engines, _fresh, _jobs, _machine, _scale, gp, select, sim
-from benchmarks.speed._peers.turns import Turns, Work
+from benchmarks.speed import contenders, gp, jobs, machine, scale, select, sim
+from benchmarks.speed.__main__ import app
+from benchmarks.speed.peers.turns import Turns, Work
 from fedpick import data, policies
-from fedpick.cli.app import app
 from fedpick.core.errors import InvalidInput, UnknownName
 from fedpick.policies.fedcor import FedCor, FedGP
 
@@ -27,7 +27,7 @@ runner = CliRunner()
 
 @pytest.fixture
 def small_j2(monkeypatch):
-    monkeypatch.setitem(_jobs.JOBS, "j2", replace(_jobs.JOBS["j2"], cohort=6, steps=2, batch=16, turn=2))
+    monkeypatch.setitem(jobs.JOBS, "j2", replace(jobs.JOBS["j2"], cohort=6, steps=2, batch=16, turn=2))
 
 
 def test_an_exponent_is_the_slope_on_log_scales():
@@ -60,15 +60,15 @@ def test_select_writes_table_picture_and_numbers(tmp_path):
     result = runner.invoke(
         app,
         [
-            *("bench", "select", "--only", "uniform,pow-d", "--largest", "100", "--rounds", "1", "--cohorts", "5"),
-            *("--folder", str(tmp_path), "--json", str(tmp_path / "again.json")),
+            *("select", "--only", "uniform,pow-d", "--largest", "100", "--rounds", "1", "--cohorts", "5"),
+            *("--folder", str(tmp_path)),
         ],
     )
     assert result.exit_code == 0, result.output
     assert "| uniform | 5 |" in result.output
     assert "[{" not in result.output  # a table is printed, not Python's lists
     numbers = json.loads((tmp_path / "select.json").read_text())
-    assert numbers == json.loads((tmp_path / "again.json").read_text())
+    assert (tmp_path / "select.md").read_text().strip() in result.output
     assert {row["policy"] for row in numbers["rows"]} == {"uniform", "pow-d"}
     assert numbers["machine"]["cores"] == os.cpu_count()
     assert (tmp_path / "select.png").read_bytes()[:4] == b"\x89PNG"
@@ -82,19 +82,19 @@ def test_select_refuses_what_it_cannot_measure():
 
 
 def test_the_gaussian_process_is_timed_with_and_without_missing_answers(tmp_path):
-    result = gp.command(largest=100, cohort=5, repeats=1, seed=0, folder=tmp_path)
-    row = result["rows"][0]
+    gp.command(largest=100, cohort=5, repeats=1, seed=0, folder=tmp_path)
+    row = json.loads((tmp_path / "gp.json").read_text())["rows"][0]
     assert row["clients"] == 100 and row["select_seconds"] > 0 and row["iteration_half_seconds"] >= 0
     assert row["update_seconds"] == pytest.approx(FedCor().iterations * row["iteration_seconds"])
     assert "| 100 |" in (tmp_path / "gp.md").read_text()
 
 
 def test_the_work_that_is_written_out_is_what_the_simulator_does(small_j2, tmp_path):
-    job = _jobs.find("j2")
-    simulator = _jobs.simulator(job, _jobs.federation(job))
-    _jobs.write_work(job, simulator, 3, tmp_path)
+    job = jobs.find("j2")
+    simulator = jobs.simulator(job, jobs.federation(job))
+    jobs.write_work(job, simulator, 3, tmp_path)
     work = Work(tmp_path)
-    ours, loop = _engines.Fedpick(job, simulator), _engines.Sequential(work)
+    ours, loop = contenders.Fedpick(job, simulator), contenders.Sequential(work)
     mine, theirs = ours.turn(3), loop.turn(3)
     assert mine.accuracy == pytest.approx(theirs.accuracy, abs=1e-6)
     assert 0 < mine.first <= mine.seconds
@@ -104,20 +104,20 @@ def test_the_work_that_is_written_out_is_what_the_simulator_does(small_j2, tmp_p
         assert here[name] == pytest.approx(there[name], abs=2e-6)
         moved = max(moved, float(np.abs(here[name] - start).max()))
     assert moved > 1e-3  # or the comparison would be empty
-    batches, sizes = work.array("batches"), simulator.rows.sizes
+    batches, sizes = work.array("batches"), simulator.examples.sizes
     for place, client in enumerate(work.array("cohorts")[0]):
-        rows = batches[0, place] - simulator.rows.starts[client]
+        rows = batches[0, place] - simulator.examples.starts[client]
         assert (rows >= 0).all() and (rows < sizes[client]).all()
 
 
 def test_ratios_are_taken_turn_by_turn_and_a_missing_peer_is_named(small_j2, monkeypatch):
     # An interpreter without any packages: no peer can be there.
-    monkeypatch.setattr(_machine, "matrix_rate", lambda: 100.0)
+    monkeypatch.setattr(machine, "matrix_rate", lambda: 100.0)
     bare = str(Path(sys.base_prefix) / "bin" / Path(sys.executable).resolve().name)
     result = sim.compare("j2", ["sequential", "torch"], 2, bare, lambda text: None)
-    assert list(result["engines"]) == ["fedpick", "sequential"]
+    assert list(result["contenders"]) == ["fedpick", "sequential"]
     assert "torch" in result["missing"]
-    loop, ours = result["engines"]["sequential"], result["engines"]["fedpick"]
+    loop, ours = result["contenders"]["sequential"], result["contenders"]["fedpick"]
     assert loop["ratio"] == pytest.approx(np.median(np.array(ours["rates"]) / loop["rates"]))
     assert loop["ratio_lowest"] <= loop["ratio"] <= loop["ratio_highest"]
     assert loop["largest_difference"] < 1e-5 * max(1, result["largest_weight"])
@@ -125,18 +125,32 @@ def test_ratios_are_taken_turn_by_turn_and_a_missing_peer_is_named(small_j2, mon
     assert "Left out: torch" in text and "| sequential |" in text
 
 
-def test_the_bound_follows_the_measured_rate_of_the_machine():
-    job = _jobs.find("j1")
+def test_another_checkout_does_the_identical_work_in_turns(monkeypatch):
+    monkeypatch.setattr(machine, "matrix_rate", lambda: 100.0)
+    # The other process has the job as it is in the file: only the length of a turn may be changed here.
+    monkeypatch.setitem(jobs.JOBS, "j2", replace(jobs.JOBS["j2"], turn=2))
+    root = str(Path(__file__).parents[2])
+    result = sim.compare("j2", [root], 1, sys.executable, lambda text: None)
+    other = result["contenders"][root]
+    assert result["missing"] == {} and other["start_seconds"] > 0
+    assert other["accuracy"] == result["contenders"]["fedpick"]["accuracy"]
+    assert other["largest_difference"] == 0
+    with pytest.raises(InvalidInput, match="has a folder src/fedpick"):
+        sim.compare("j2", [root + "/docs"], 1, sys.executable, lambda text: None)
+
+
+def test_the_bound_follows_the_measured_rate_of_themachine():
+    job = jobs.find("j1")
     found = sim._bound(job, ours=[16.0, 24.0], rates=[160.0, 173.0])
     assert found["bound_rounds_per_second"] == pytest.approx(39.14, abs=0.01)
     assert found["percent_of_bound"] == pytest.approx(51.1, abs=0.1)
     assert found["percent_of_bound_by_turn"] == pytest.approx([44.2, 61.3], abs=0.1)
-    assert sim._bound(_jobs.find("j2"), [20.0], [173.0]) == {}
+    assert sim._bound(jobs.find("j2"), [20.0], [173.0]) == {}
 
 
-def test_bench_sim_refuses_unknown_names():
+def test_sim_refuses_unknown_names():
     with pytest.raises(UnknownName):
-        sim.command(jobs="j4")
+        sim.command(jobs_="j4")
     with pytest.raises(UnknownName):
         sim.command(against="flowr")
     with pytest.raises(InvalidInput, match="at least 1"):
@@ -145,16 +159,18 @@ def test_bench_sim_refuses_unknown_names():
 
 def test_a_program_that_breaks_down_is_left_out_with_its_last_words(small_j2, tmp_path):
     (tmp_path / "job.json").write_text("{}")
-    with pytest.raises(_engines.EngineMissing, match=r"ended with code|torch"):
-        _engines.Program("torch", Work(tmp_path), sys.executable)
+    with pytest.raises(contenders.ContenderMissing, match=r"ended with code|torch"):
+        contenders.Program("torch", Work(tmp_path), sys.executable)
 
 
 def test_made_up_clients_share_one_array_and_the_memory_of_many_is_measured():
-    dealt = _fresh.made_up(50, 4, 3)
+    dealt = scale.made_up(50, 4, 3)
     assert dealt.num_clients == 50 and len(dealt.x) == 200
     assert [len(dealt.rows(client)) for client in (0, 49)] == [4, 4]
     # In a process of its own, as the benchmark does: the most memory ever is of the whole process.
-    program = "import json; from benchmarks.speed._fresh import million; print(json.dumps(million(20000, 10, 100, 1)))"
+    program = (
+        "from benchmarks.speed import scale; import json; print(json.dumps(scale.measure_million(20000, 10, 100, 1)))"
+    )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     found = json.loads(said)
     assert found["examples"] == 200_000 and found["round_seconds"] > 0
@@ -163,7 +179,7 @@ def test_made_up_clients_share_one_array_and_the_memory_of_many_is_measured():
 
 
 def test_clients_that_are_not_selected_are_compared_in_turns():
-    found = _scale.unselected(few=60, many=120, repeats=1)
+    found = scale.unselected(few=60, many=120, repeats=1)
     assert found["train_ratio"] == pytest.approx(found["train_seconds_many"] / found["train_seconds_few"])
     assert found["round_seconds_few"] >= found["train_seconds_few"] > 0
 
@@ -175,30 +191,30 @@ def test_the_first_start_compiles_everything_itself(monkeypatch, tmp_path):
         mine = Path(environment["XDG_CACHE_HOME"]) / "fedpick"
         monkeypatch.setenv("XDG_CACHE_HOME", environment["XDG_CACHE_HOME"])
         assert data.cache_directory() == mine  # the program will look where the benchmark thinks
-        folders.append((mine / _scale.COMPILED).exists())
-        (mine / _scale.COMPILED).mkdir(exist_ok=True)
-        (mine / _scale.COMPILED / "program").touch()
+        folders.append((mine / scale.COMPILED).exists())
+        (mine / scale.COMPILED).mkdir(exist_ok=True)
+        (mine / scale.COMPILED / "program").touch()
         now = time.time()
         return {"trained_at": now + 1, "evaluated_at": now + 2}
 
-    (tmp_path / "fedpick" / _scale.COMPILED).mkdir(parents=True)
+    (tmp_path / "fedpick" / scale.COMPILED).mkdir(parents=True)
     (tmp_path / "fedpick" / "mnist").mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(_scale, "_fresh", fresh)
-    found = _scale.start(repeats=1)
+    monkeypatch.setattr(scale, "_in_fresh_process", fresh)
+    found = scale.start(repeats=1)
     assert folders == [False, True]
     assert found["first_trained_seconds"] == pytest.approx(1, abs=0.5)
-    assert list((tmp_path / "fedpick" / _scale.COMPILED).iterdir()) == []
+    assert list((tmp_path / "fedpick" / scale.COMPILED).iterdir()) == []
 
-    monkeypatch.setattr(_scale, "_fresh", lambda what, **environment: {"trained_at": 0, "evaluated_at": 0})
+    monkeypatch.setattr(scale, "_in_fresh_process", lambda what, **environment: {"trained_at": 0, "evaluated_at": 0})
     with pytest.raises(InvalidInput, match="compiled nothing"):
-        _scale.start(repeats=1)
+        scale.start(repeats=1)
 
 
-def test_an_engine_hands_over_when_its_turn_is_done(monkeypatch, capfd):
+def test_a_contender_waits_when_its_turn_is_done(monkeypatch, capfd):
     monkeypatch.setattr(sys, "stdin", io.StringIO("2\n1\n"))
     turns = Turns.__new__(Turns)
-    turns._out, turns._left, turns._start = io.StringIO(), 0, 0.0
+    turns._out, turns.left, turns._start = io.StringIO(), 0, 0.0
     turns._first = turns._accuracy = None
     assert turns.begin()
     assert turns.done(0.25) and turns.done(0.5) and not turns.done(0.75)
@@ -209,11 +225,11 @@ def test_an_engine_hands_over_when_its_turn_is_done(monkeypatch, capfd):
 
 
 @pytest.mark.slow
-def test_flowers_engine_does_the_identical_work(small_j2, monkeypatch):
+def test_flower_does_the_identical_work(small_j2, monkeypatch):
     pytest.importorskip("ray")
-    monkeypatch.setattr(_machine, "matrix_rate", lambda: 100.0)
+    monkeypatch.setattr(machine, "matrix_rate", lambda: 100.0)
     result = sim.compare("j2", ["flower"], 1, sys.executable, lambda text: None)
     assert result["missing"] == {}
-    flower = result["engines"]["flower"]
+    flower = result["contenders"]["flower"]
     assert flower["largest_difference"] < 1e-5 * max(1, result["largest_weight"])
     assert flower["start_seconds"] > 0

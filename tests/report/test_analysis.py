@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,44 +126,4 @@ def test_one_measure_over_several_experiments(tmp_path):
         analysis.over_setting(made, experiments, "data.alpha")
     with pytest.raises(InvalidInput, match=r"section\.key"):
         analysis.setting_of(made.runs(1)[0], "beta")
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def script():
-    path = Path(__file__).parents[2] / "benchmarks/cafed-figures.py"
-    spec = importlib.util.spec_from_file_location("cafed_figures", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def clustered_spec(alpha, budget=4):
-    process = Named(name="clustered", options={"num_clusters": 4})
-    partition = Named(name="toy", options={"alpha": alpha})
-    spec = make_spec(("uniform", "ca-fed"), rounds=3, budget=budget, title=f"figure 5: alpha {alpha}")
-    return dataclasses.replace(spec, availability=process, partition=partition)
-
-
-def test_the_script_draws_over_experiments_and_decisions_side_by_side(tmp_path, script, capsys):
-    where = tmp_path / "s.sqlite"
-    for spec in (clustered_spec(0.5, budget=3), clustered_spec(0.5), clustered_spec(1.5)):
-        made = make_store(where, spec)
-    # The first two have one title: the later counts.
-    found = script.chosen(made, ["figure 5", "alpha 0.5"])
-    assert [each.title for each in found] == ["figure 5: alpha 0.5", "figure 5: alpha 1.5"]
-    assert [each.spec["run"]["budget"] for each in found] == [4, 4]
-    results = analysis.load_results(made, made.experiment("figure 5: alpha 1.5"))
-    mean = 100 * analysis.over_seeds(results.policies[1], analysis.final_accuracy).mean
-    options = ["--store", str(where), "--folder", str(tmp_path)]
-    script.main([*options, "over", "partition.alpha", "figure 5", "--labels", "ca-fed"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "| partition.alpha | 0.5 | 1.5 |"
-    assert lines[2].startswith("| ca-fed |") and f"| {mean:.2f} ±" in lines[2]
-    assert (tmp_path / "cafed-over-partition-alpha.png").read_bytes().startswith(b"\x89PNG")
-    script.main([*options, "--name", "five", "decisions", "figure 5"])
-    assert "| ca-fed: cluster 3 |" in capsys.readouterr().out
-    assert (tmp_path / "five.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(InvalidInput, match="no decisions"):
-        script.main([*options, "decisions", "figure 5", "--policy", "nobody"])
     made.close()

@@ -18,8 +18,8 @@ from fedpick.core.state import Stateless, per_client
 @pytest.mark.parametrize("check", testing.CHECKS)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_registered_policy_keeps_the_contract(name, check):
-    # Learning FedCor's embedding for a million clients takes a minute per round of its warm-up; `fedpick bench gp`
-    # measures that. Here a few iterations do.
+    # Learning FedCor's embedding for a million clients takes a minute per round of its warm-up, which
+    # `python -m benchmarks.speed gp` measures. A few iterations suffice here.
     brief = {"warmup_iterations": 3} if name in ("fedcor", "fedgp") and check == "one_million_clients" else {}
     testing.CHECKS[check](fedpick.policies.get(name, **brief))
 

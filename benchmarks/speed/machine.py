@@ -1,4 +1,4 @@
-"""What the numbers were measured on."""
+"""The machine that the numbers were measured on, and where they go."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
-__all__ = ["describe", "matrix_rate", "versions"]
+from fedpick.core.writing import write_atomically
+from fedpick.sim.jax_engine.setup import require_jax
 
+__all__ = ["FolderOption", "describe", "matrix_rate", "publish", "versions"]
+
+FolderOption = Annotated[
+    Path | None, typer.Option(help="Also write NAME.md and NAME.json to this folder, NAME being the command.")
+]
 _PACKAGES = ("numpy", "scipy", "jax", "jaxlib", "flwr", "ray", "torch", "pfl", "fedjax")
 
 
@@ -36,7 +44,7 @@ def _memory_gibibytes() -> float | None:
 
 
 def versions(python: str | None = None) -> dict[str, str]:
-    """Versions of the packages that matter, in this or another environment; those not there are left out."""
+    """Versions of the installed packages that matter, in this environment or that of another Python."""
     if python is None or python == sys.executable:
         found = {}
         for name in _PACKAGES:
@@ -55,7 +63,7 @@ def versions(python: str | None = None) -> dict[str, str]:
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, memory, versions, and how busy the machine is now."""
+    """Processor, cores, memory, versions, and the load of the machine now."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -68,9 +76,7 @@ def describe() -> dict[str, Any]:
 
 
 def matrix_rate(size: int = 2048, repeats: int = 3) -> float:
-    """The best of a few products of square float32 matrices, in GFLOP/s."""
-    from fedpick.sim.jax_engine.setup import require_jax
-
+    """The highest rate of a few products of square float32 matrices, in GFLOP/s."""
     jax = require_jax()
     product = jax.jit(lambda a, b: a @ b)
     a = jax.device_put(np.ones((size, size), np.float32))
@@ -81,3 +87,19 @@ def matrix_rate(size: int = 2048, repeats: int = 3) -> float:
         jax.block_until_ready(product(a, a))
         best = min(best, time.perf_counter() - start)
     return float(2 * size**3 / best / 1e9)
+
+
+def publish(name: str, text: str, results: Mapping[str, Any], folder: Path | None) -> None:
+    """Print a text; write it and the numbers to the folder, if there is one."""
+    typer.echo(text)
+    if folder is not None:
+        write_atomically(folder / f"{name}.md", text + "\n")
+        write_atomically(folder / f"{name}.json", json.dumps(results, indent=1) + "\n")
+
+
+def listing(results: Mapping[str, Any]) -> str:
+    """One line per number."""
+    return "\n".join(
+        f"{name.replace('_', ' ')}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}"
+        for name, value in results.items()
+    )

@@ -1,7 +1,6 @@
 """Flower's simulation engine (Ray, one worker per core) with its federated averaging, on the given rows.
 
-Everything but the choice of clients is Flower's own: the cohort is given, the loss is measured by the server, and
-clients do nothing but their steps. This program runs in fedpick's environment.
+Only the choice of clients is not Flower's. The server measures the losses; clients only take their steps.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Any
 
 
 def _nodes(grid: Any, count: int) -> list[int]:
-    """The nodes in order, once there are so many: in the first round some may still be on their way."""
+    """The nodes in order. Wait until there are `count`: in the first round some may still be connecting."""
     for _ in range(6000):
         if len(nodes := sorted(grid.get_node_ids())) >= count:
             return nodes
         time.sleep(0.01)
-    raise RuntimeError(f"Of {count} nodes only {len(nodes)} came within a minute.")
+    raise RuntimeError(f"Only {len(nodes)} of {count} nodes connected within a minute.")
 
 
 def _strategy(work: Any) -> Any:
@@ -31,7 +30,7 @@ def _strategy(work: Any) -> Any:
     weights = work.array("weights")
 
     class GivenCohort(FedAvg):
-        """Federated averaging in which somebody else has chosen: each message names the client whose steps to do."""
+        """Federated averaging with a given cohort: each message names the client whose steps to take."""
 
         def configure_train(
             self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -51,7 +50,7 @@ def _strategy(work: Any) -> Any:
 
 def main(folder: str) -> None:
     """Take turns until there are none left."""
-    from benchmarks.speed._peers.turns import Turns, Work
+    from benchmarks.speed.peers.turns import Turns, Work
 
     turns = Turns()
     os.environ.update(
@@ -61,7 +60,7 @@ def main(folder: str) -> None:
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
     )
     try:
-        # Only to be told now if it is missing: Flower needs it later, in another process.
+        # Flower imports Ray later, in another process: notice now if it is missing.
         import ray  # noqa: F401
         from flwr.app import Array, ArrayRecord, Context
         from flwr.serverapp import Grid, ServerApp
@@ -69,8 +68,8 @@ def main(folder: str) -> None:
     except ImportError as error:
         turns.missing(error)
         return
-    from benchmarks.speed._peers import flower_client
-    from benchmarks.speed._peers.step import Stepper, nested
+    from benchmarks.speed.peers import flower_client
+    from benchmarks.speed.peers.step import Stepper, nested
     from fedpick.sim.jax_engine.setup import require_jax
 
     logging.getLogger("flwr").setLevel(logging.WARNING)

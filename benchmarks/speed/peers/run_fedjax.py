@@ -9,11 +9,11 @@ import numpy as np
 
 
 def load() -> Any:
-    """The library; what newer versions of JAX have removed is put back for it."""
+    """Import the library; restore for it what newer versions of JAX have removed."""
     import jax
 
     if not hasattr(jax, "tree_map"):
-        # A name that JAX no longer has, so that mypy cannot know it.
+        # mypy does not know the name that JAX has removed.
         jax.tree_map = jax.tree.map  # type: ignore[attr-defined]
     import fedjax
 
@@ -45,7 +45,7 @@ def model_of(fedjax: Any, initial: dict[str, np.ndarray]) -> Any:
 
 def main(folder: str) -> None:
     """Take turns until there are none left."""
-    # Run as a file, so this is the module beside it; mypy looks for a package.
+    # Run as a file: this is the module beside it. mypy expects a package.
     from turns import Turns, Work  # type: ignore[import-not-found]
 
     turns = Turns()

@@ -1,4 +1,4 @@
-"""Engines that do a written-out job in turns: fedpick itself, the sequential loop, and programs of their own."""
+"""Contenders that do a written-out job in turns: fedpick, the sequential loop, and programs in other processes."""
 
 from __future__ import annotations
 
@@ -14,27 +14,34 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.speed import _jobs, _peers
-from benchmarks.speed._jobs import Job
-from benchmarks.speed._peers.step import Stepper, nested
-from benchmarks.speed._peers.turns import Work
-from fedpick.core.errors import FedpickError
-from fedpick.sim import simulate
+from benchmarks.speed import jobs, peers
+from benchmarks.speed.jobs import Job
+from benchmarks.speed.peers.step import Stepper, nested
+from benchmarks.speed.peers.turns import Work
+from fedpick.core.errors import FedpickError, InvalidInput
+from fedpick.sim import Simulator, simulate
 from fedpick.sim.jax_engine.setup import require_jax
-from fedpick.sim.simulator import Simulator
 
-__all__ = ["ENGINES", "Engine", "EngineMissing", "Fedpick", "Program", "Sequential", "Turn"]
+__all__ = ["PEERS", "Contender", "ContenderMissing", "Fedpick", "Program", "Sequential", "Turn", "build"]
 
+_ROOT = Path(__file__).parents[2]
 _PATIENCE_SECONDS = 900
+PEERS = {
+    "sequential": "one client after another, one compiled call per mini-batch (JAX)",
+    "torch": "the same in PyTorch",
+    "flower": "Flower's simulation engine (Ray)",
+    "pfl": "pfl-research, simulated backend",
+    "fedjax": "FedJAX, federated averaging",
+}
 
 
-class EngineMissing(FedpickError):
-    """The engine's library is not installed, or it cannot do this job."""
+class ContenderMissing(FedpickError):
+    """The library of a contender is not installed, or it cannot do this job."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What an engine did in one turn."""
+    """The result of one turn."""
 
     seconds: float
     first: float
@@ -42,31 +49,31 @@ class Turn:
     accuracy: float | None
 
 
-class Engine(Protocol):
+class Contender(Protocol):
     """Does the rounds of a job, some at a time."""
 
     start_seconds: float
-    """From nothing to being ready for the first round; NaN where that was not apart from the others."""
+    """Until it is ready for the first round; NaN if that cannot be separated from the others."""
 
     def turn(self, rounds: int) -> Turn:
-        """The next rounds."""
+        """Do the next rounds."""
         ...
 
     def finish(self) -> dict[str, np.ndarray]:
-        """The model after the last turn."""
+        """Return the model after the last turn."""
         ...
 
 
 class Fedpick:
-    """The simulator, driven by `simulate` like any experiment."""
+    """The simulator, driven by `simulate` as in an experiment."""
 
     start_seconds = float("nan")
 
     def __init__(self, job: Job, sim: Simulator) -> None:
-        self.job, self.simulator, self.session = job, sim, _jobs.session(sim)
+        self.job, self.simulator, self.session = job, sim, jobs.session(sim)
 
     def turn(self, rounds: int) -> Turn:
-        """The next rounds. A loop of its own for each turn: nothing may be computed ahead in somebody else's."""
+        """Do the next rounds in a new loop, so that nothing is computed ahead during the turn of another contender."""
         start, first, accuracy = time.perf_counter(), 0.0, None
         for record in simulate(
             self.simulator,
@@ -81,12 +88,12 @@ class Fedpick:
         return Turn(time.perf_counter() - start, first, accuracy)
 
     def finish(self) -> dict[str, np.ndarray]:
-        """The model."""
-        return _jobs.flat(self.simulator.params)
+        """Return the model."""
+        return jobs.flat(self.simulator.params)
 
 
 class Sequential:
-    """The usual way: client after client, one compiled call per mini-batch, data on the device already."""
+    """The usual way: one client after another, one compiled call per mini-batch, data already on the device."""
 
     start_seconds = float("nan")
 
@@ -115,7 +122,7 @@ class Sequential:
         return None
 
     def turn(self, rounds: int) -> Turn:
-        """The next rounds."""
+        """Do the next rounds."""
         start, first, accuracy = time.perf_counter(), 0.0, None
         for _ in range(rounds):
             accuracy = self._round(self.index)
@@ -124,20 +131,23 @@ class Sequential:
         return Turn(time.perf_counter() - start, first, accuracy)
 
     def finish(self) -> dict[str, np.ndarray]:
-        """The model."""
-        return _jobs.flat(self.params)
+        """Return the model."""
+        return jobs.flat(self.params)
 
 
 class Program:
-    """An engine in a process of its own (see `_peers.turns`); what it prints goes to a file beside the job."""
+    """A contender in another process (see `peers.turns`). Its output goes to a file beside the job."""
 
-    def __init__(self, name: str, work: Work, python: str) -> None:
-        self.name, self.work = name, work
-        script = Path(_peers.__file__).parent / f"run_{name}.py"
-        # By file name: an environment of its own need not have fedpick. Flower's workers, however, import theirs.
-        command = [python, str(script), str(work.folder)]
+    def __init__(self, name: str, work: Work, python: str, checkout: Path | None = None) -> None:
+        self.work = work
+        self.name = name if checkout is None else f"{name}{str(checkout).replace(os.sep, '-')}"
+        script = Path(peers.__file__).parent / f"run_{name}.py"
+        # By file name: the environment of a peer need not have fedpick.
+        command = [python, str(script), str(work.folder), self.name]
+        paths = [*([str(checkout / "src")] if checkout else []), str(_ROOT), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"}
-        self.log = work.folder / f"{name}.log"
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        self.log = work.folder / f"{self.name}.log"
         start = time.perf_counter()
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -145,7 +155,7 @@ class Program:
             )
         try:
             self._hear()
-        except EngineMissing:
+        except ContenderMissing:
             self._end()
             raise
         self.start_seconds = time.perf_counter() - start
@@ -156,25 +166,27 @@ class Program:
         if not line:
             self.process.wait(60)
             tail = self.log.read_text(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-            raise EngineMissing(f"{self.name} ended with code {self.process.returncode}; its last words: {tail[0]}")
+            raise ContenderMissing(
+                f"{self.name} ended with code {self.process.returncode}; the last line of its output: {tail[0]}"
+            )
         said: dict[str, Any] = json.loads(line)
         if "missing" in said:
-            raise EngineMissing(said["missing"])
+            raise ContenderMissing(said["missing"])
         return said
 
     def turn(self, rounds: int) -> Turn:
-        """The next rounds."""
+        """Do the next rounds."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{rounds}\n")
         self.process.stdin.flush()
         return Turn(**self._hear())
 
     def finish(self) -> dict[str, np.ndarray]:
-        """The model; the process ends."""
+        """End the process and return the model."""
         self._end()
         path = self.work.folder / f"final-{self.name}.npz"
         if not path.exists():
-            raise EngineMissing(f"{self.name} wrote no model; see {self.log}")
+            raise ContenderMissing(f"{self.name} wrote no model; see {self.log}")
         with np.load(path) as archive:
             return {name: archive[name] for name in archive.files}
 
@@ -190,19 +202,15 @@ class Program:
         self.process.stdout.close()
 
 
-def build(name: str, job: Job, sim: Simulator, work: Work, python: str) -> Engine:
-    """The engine of this name, ready for its first round."""
+def build(name: str, job: Job, sim: Simulator, work: Work, python: str) -> Contender:
+    """Start the contender of this name: "fedpick", one of PEERS, or the folder of another checkout of fedpick."""
     if name == "fedpick":
         return Fedpick(job, sim)
     if name == "sequential":
         return Sequential(work)
-    return Program(name, work, sys.executable if name == "flower" else python)
-
-
-ENGINES = {
-    "sequential": "one client after another, one compiled call per mini-batch (JAX)",
-    "torch": "the same in PyTorch",
-    "flower": "Flower's simulation engine (Ray)",
-    "pfl": "pfl-research, simulated backend",
-    "fedjax": "FedJAX, federated averaging",
-}
+    if name in PEERS:
+        return Program(name, work, sys.executable if name == "flower" else python)
+    checkout = Path(name).resolve()
+    if not (checkout / "src/fedpick").is_dir():
+        raise InvalidInput(f"A checkout of fedpick has a folder src/fedpick. {name} has none.")
+    return Program("fedpick", work, sys.executable, checkout)

@@ -1,13 +1,13 @@
-"""The three jobs that engines are compared on, and a job written out so that any engine can do exactly the same work.
+"""The three jobs that contenders are compared on, and a job written out so that all of them do the same work.
 
 J1  Fashion-MNIST, 100 clients with 2 shards each, perceptron 784-64-30-10; a round: 10 clients take 20 steps of 64;
-    test accuracy after every round, everybody's loss after every tenth.
+    test accuracy after every round, the losses of all clients after every tenth.
 J2  Synthetic(1, 1) with lognormal sizes, 100 clients, logistic regression 60-10; a round: 50 clients take 5 steps of
     32; accuracy on all examples after every round.
 J3  Fashion-MNIST as in J1, McMahan's CNN; a round: 10 clients take 10 steps of 32; no evaluation.
 
-Who trains, on which rows and with which weight is fixed beforehand, from fedpick's own streams. Fedpick decides and
-draws all of it again while it is timed; the other engines look it up.
+`write_work` fixes cohorts, rows and weights from fedpick's own random streams. Fedpick decides and draws them again
+while it is timed; the other contenders read them from the files.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from fedpick import data, policies
 from fedpick.core.errors import unknown_name
 from fedpick.core.rng import Purpose
 from fedpick.core.session import Session
-from fedpick.core.types import aggregation_weights
-from fedpick.sim import LocalTraining, Simulator, hashing
-from fedpick.sim.batches import batch_positions
+from fedpick.core.types import Outcome, aggregation_weights
+from fedpick.sim import LocalTraining, Simulator
 
-__all__ = ["JOBS", "Job", "federation", "find", "simulator", "write_work"]
+__all__ = ["JOBS", "Job", "federation", "find", "flat", "session", "simulator", "write_work"]
 
 SEED = 0
 NUM_CLIENTS = 100
 J1_GIGAFLOP = {10: 4.42, 5: 3.05}
-"""Floating-point work of a J1 round by cohort size: training, the test set, and a tenth of everybody's loss."""
+"""Floating-point work of a J1 round by cohort size: training, the test set, and a tenth of all clients' losses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One piece of work for all engines."""
+    """One piece of work for all contenders."""
 
     name: str
     title: str
@@ -47,7 +46,7 @@ class Job:
     batch: int
     lr: float
     turn: int
-    """Rounds an engine does before the next one has its turn."""
+    """Rounds that a contender does in one turn."""
     evaluate_every: int | None = 1
     losses_every: int | None = None
 
@@ -99,10 +98,10 @@ def find(name: str) -> Job:
 
 
 def federation(job: Job, rows: int | None = None) -> data.Federation:
-    """The job's data; `rows` keeps only so many training and test examples, for a quick try."""
+    """The data of a job. `rows`: keep only that many training and test examples."""
     if job.name == "j2":
         whole = data.load("synthetic", num_clients=NUM_CLIENTS, test_fraction=0.0, features=False, seed=SEED)
-        # Accuracy on everything: as if the test set were all examples.
+        # Accuracy on all examples: they are the test set, too.
         return data.partition(replace(whole, test_x=whole.train_x, test_y=whole.train_y), "natural", seed=SEED)
     images = data.load("fmnist")
     if rows is not None:
@@ -123,7 +122,7 @@ def simulator(job: Job, dealt: data.Federation) -> Simulator:
 
 
 def session(sim: Simulator) -> Session:
-    """Uniform selection, equal weights: every engine can do that."""
+    """Uniform selection with equal weights: every contender can do that."""
     return Session(policies.get("uniform", weighting="equal"), sim.clients, SEED)
 
 
@@ -133,7 +132,7 @@ def flat(tree: Any) -> dict[str, np.ndarray]:
 
 
 def write_work(job: Job, sim: Simulator, rounds: int, folder: Path) -> None:
-    """Everything an engine needs to know, as plain arrays.
+    """Write everything that a contender needs, as plain arrays.
 
     job.json; x, y, test_x, test_y (float32 rows in the order of the clients); cohorts (R, C), weights (R, C), batches
     (R, C, steps, batch) as row numbers; initial.npz, the model.
@@ -143,13 +142,13 @@ def write_work(job: Job, sim: Simulator, rounds: int, folder: Path) -> None:
     cohorts, weights, batches = [], [], []
     for index in range(rounds):
         selection = chooser.ask(budget=job.cohort)
-        everybody = np.ones(len(selection.clients), bool)
+        completed = np.ones(len(selection.clients), bool)
         cohorts.append(selection.clients)
-        weights.append(aggregation_weights(selection, everybody, sim.clients))
+        weights.append(aggregation_weights(selection, completed, sim.clients))
         batches.append([_rows(sim, index, int(client)) for client in selection.clients])
-        chooser.tell(_completed(index, selection.clients))
+        chooser.tell(Outcome(index=index, clients=selection.clients, completed=completed))
     rows = sim.examples
-    arrays = {"x": rows.x, "y": rows.y, "test_x": rows.test_x, "test_y": rows.test_y}
+    arrays: dict[str, Any] = {"x": rows.x, "y": rows.y, "test_x": rows.test_x, "test_y": rows.test_y}
     arrays |= {"cohorts": cohorts, "weights": weights, "batches": np.array(batches, np.int32)}
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", np.asarray(values))
@@ -160,16 +159,14 @@ def write_work(job: Job, sim: Simulator, rounds: int, folder: Path) -> None:
 
 
 def _rows(sim: Simulator, index: int, client: int) -> np.ndarray:
-    """(steps, batch) the rows a client trains on in a round: the same bits as the simulator draws."""
+    """(steps, batch) rows that a client trains on in a round: those that the simulator draws."""
+    # Imported here: another checkout of fedpick may not have these modules, and does not need them.
+    from fedpick.sim import hashing
+    from fedpick.sim.batches import batch_positions
+
     assert sim.local.steps is not None and sim.local.batch_size is not None
     key = hashing.fold(hashing.key_from(sim.seed, int(Purpose.BATCHES), index), client)
     step = np.arange(sim.local.steps, dtype=np.uint32)[:, None]
     size = np.array([sim.examples.sizes[client]], np.uint32)
     positions = batch_positions(sim.local, key, step, size, sim.local.batch_size)[0]
     return np.asarray(sim.examples.starts[client] + positions)
-
-
-def _completed(index: int, clients: np.ndarray) -> Any:
-    from fedpick.core.types import Outcome
-
-    return Outcome(index=index, clients=clients, completed=np.ones(len(clients), bool))

@@ -1,8 +1,4 @@
-"""The papers' figures that are no curves of an experiment: samples of loss changes, toy federations, counts, graphs.
-
-Every function takes plain arrays, writes one picture and returns its path; the scripts in `benchmarks/` make the
-arrays. matplotlib is imported only when something is drawn.
-"""
+"""Drawing: every function takes plain arrays, writes one picture and returns its path."""
 
 from __future__ import annotations
 
@@ -49,7 +45,7 @@ def draw_components(
 ) -> Path:
     """Histograms of principal components with the Gaussian of the same mean and variance (FedCor, figures 2, 12).
 
-    One row per setting: its components and how normal each of them is; as many columns as there are of those.
+    One row per setting, one column per component.
     """
     columns = max(len(found) for _, found in settings.values())
     figure = new_figure(2.4 * columns + 0.4, 2.1 * len(settings) + 0.4)
@@ -84,8 +80,8 @@ def draw_similarities(
 ) -> Path:
     """Similarity of covariances over rounds (FedCor, figures 3, 9).
 
-    For every setting (rounds, similarity to the next of them, similarity of two halves of the same round's samples):
-    R, R - 1 and R numbers. The last is what sampling alone leaves of a perfect similarity, and is dashed.
+    For every setting: the R rounds, the R - 1 similarities of each to the next, and R similarities of two halves of one
+    round's samples (dashed), which show the effect of sampling alone.
     """
     figure = new_figure(6.2, 3.6)
     axes = figure.add_subplot()
@@ -106,13 +102,13 @@ def draw_choices(
     choices: Mapping[str, tuple[NDArray[np.int64], FloatArray, float]],
     path: str | Path,
 ) -> Path:
-    """Clients with one example each, what was chosen, and the classifier it leads to (FedCor, figure 1).
+    """Clients with one example each, the chosen clients, and the classifier they lead to (FedCor, figure 1).
 
     Args:
         points: (N, 2) examples.
         labels: (N,) 0 or 1.
-        choices: for every name the chosen clients, the line (w1, w2, b) of its model and the global loss of that.
-        path: of the image.
+        choices: for every name the chosen clients, the line (w1, w2, b) of the model and its global loss.
+        path: of the picture.
     """
     figure = new_figure(6.4, 4.6)
     axes = figure.add_subplot()
@@ -123,7 +119,7 @@ def draw_choices(
     colours = _colours(list(choices))
     rings = (90, 190, 310, 450)
     for ring, (name, (chosen, line, loss)) in zip(rings, choices.items(), strict=False):
-        # Along the line: the point of it nearest to the origin, and the direction.
+        # The point of the line nearest to the origin, and its direction.
         normal, length = line[:2], max(float(np.hypot(*line[:2])), 1e-12)
         foot = -line[2] * normal / length**2
         reach = np.array([[-20.0], [20.0]]) * np.array([-normal[1], normal[0]]) / length
@@ -145,7 +141,7 @@ def draw_picks(
     values: FloatArray,
     path: str | Path,
 ) -> Path:
-    """The picks of algorithm 1 one after the other (FedGP, figure 1).
+    """The picks of algorithm 1, one after another (FedGP, figure 1).
 
     Args:
         means: (m + 1, 2, N) before pick i: the posterior means after the pick and after the other candidate; the last
@@ -154,8 +150,8 @@ def draw_picks(
         picks: (m,) chosen clients.
         others: (m,) a candidate that was not chosen.
         predictions: (m, 2) predicted loss change of the pick and of the other candidate.
-        values: (m, 2) mean loss change they would lead to: the smaller one is better.
-        path: of the image.
+        values: (m, 2) mean loss change that they would lead to; lower is better.
+        path: of the picture.
     """
     steps = len(picks)
     figure = new_figure(3.1 * (steps + 1), 3.1)
@@ -238,7 +234,7 @@ def draw_loss_curves(
 
 
 def draw_rasters(rasters: Mapping[str, NDArray[np.bool_]], path: str | Path) -> Path:
-    """Who was available when: one panel per name, one row per client, one column per round (FedGS, figure 8)."""
+    """Availability: one panel per name, one row per client, one column per round (FedGS, figure 8)."""
     columns = min(4, len(rasters))
     rows = -(-len(rasters) // columns)
     figure = new_figure(2.7 * columns, 2.3 * rows)
@@ -263,7 +259,7 @@ def draw_over(
     xlabel: str,
     ylabel: str = "test accuracy at the end",
 ) -> Path:
-    """A measure against one setting: for every label (value, mean, deviation) (CA-Fed, figures 3, 4b)."""
+    """A measure against one setting; every label has (value, mean, deviation) (CA-Fed, figures 3, 4b)."""
     if not any(lines.values()):
         raise InvalidInput("There are no points to draw.")
     figure = new_figure(6.2, 3.6)
@@ -286,7 +282,7 @@ def draw_over(
 
 
 def draw_decisions(views: Mapping[str, Mapping[str, Any]], path: str | Path) -> Path:
-    """Who was there, chosen and excluded: a panel per name from a view of the report's raster (CA-Fed, figure 5)."""
+    """Available, chosen and excluded clients: a panel per view of the report's raster (CA-Fed, figure 5)."""
     if not views:
         raise InvalidInput("There are no decisions to draw.")
     figure = new_figure(3.6 * len(views) + 0.6, 3.6)

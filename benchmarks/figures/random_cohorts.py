@@ -1,11 +1,11 @@
-"""Random cohorts on Fashion-MNIST with the settings of FedCor's program: fedpick, or a plain loop in PyTorch.
+"""FedCor's random cohorts on Fashion-MNIST, with the settings of its program: in fedpick, or in a PyTorch loop.
 
-    python benchmarks/fmnist-random-cohorts.py --seeds 30
-    python benchmarks/fmnist-random-cohorts.py --seeds 30 --engine torch     # needs PyTorch
+    python -m benchmarks.figures.random_cohorts --seeds 30
+    python -m benchmarks.figures.random_cohorts --seeds 30 --with torch     # needs PyTorch
 
 2 shards per client, 5 of 100 clients, 3 epochs of 64 on 480 images, rate 0.005, dropout before both ReLUs. Prints the
-mean test accuracy of rounds 91 to 100 for every seed, and mean, spread and standard error over the seeds. Both engines
-have the same partition; everything else is drawn by their own generators.
+mean test accuracy of rounds 91 to 100 for every seed, and mean, spread and standard error over the seeds. Both have the
+same partition and draw everything else from generators of their own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def with_fedpick(federation: data.Federation, seed: int) -> list[float]:
 
 
 def with_torch(federation: data.Federation, seed: int) -> list[float]:
-    """The same, written without anything of fedpick but the partition."""
+    """The same in PyTorch; only the partition comes from fedpick."""
     import torch
     from torch import nn
 
@@ -73,20 +73,20 @@ def with_torch(federation: data.Federation, seed: int) -> list[float]:
     return accuracies
 
 
-ENGINES: dict[str, Callable[[data.Federation, int], list[float]]] = {"fedpick": with_fedpick, "torch": with_torch}
+LOOPS: dict[str, Callable[[data.Federation, int], list[float]]] = {"fedpick": with_fedpick, "torch": with_torch}
 
 
 def main() -> None:
-    """Run the seeds and print what they gave."""
+    """Run the seeds and print the accuracies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=ENGINES, default="fedpick")
+    parser.add_argument("--with", dest="loop", choices=LOOPS, default="fedpick")
     parser.add_argument("--seeds", type=int, default=30, help="seeds 1 to this one")
     options = parser.parse_args()
     images = data.load("fmnist")
     means = []
     for seed in range(1, options.seeds + 1):
         federation = data.partition(images, "2spc", num_clients=100, seed=seed, holdout=0.2)
-        means.append(100 * np.mean(ENGINES[options.engine](federation, seed)[LAST]))
+        means.append(100 * np.mean(LOOPS[options.loop](federation, seed)[LAST]))
         print(f"seed {seed}: {means[-1]:.1f} %", flush=True)
     spread = np.std(means, ddof=1)
     print(f"mean {np.mean(means):.2f} %, spread {spread:.2f}, standard error {spread / np.sqrt(len(means)):.2f}")

@@ -1,14 +1,16 @@
-"""CA-Fed, figures 3, 4b and 5: accuracy against one setting over several experiments, and decisions side by side.
+"""CA-Fed, figures 3, 4 and 5: accuracy against one setting, errors of estimates, and decisions side by side.
 
     for value in 0 0.25 0.5 0.75 1; do fedpick run benchmarks/specs/cafed-kappa2.toml#$value; done
-    python benchmarks/cafed-figures.py over data.alpha "figure 3" --xlabel heterogeneity
-    python benchmarks/cafed-figures.py over availability.history "figure 4b: availability" --xlabel "rounds observed"
-    python benchmarks/cafed-figures.py decisions "figure 5" --policy ca-fed
+    python -m benchmarks.figures.ca_fed over data.alpha "figure 3" --xlabel heterogeneity
+    python -m benchmarks.figures.ca_fed over availability.history "figure 4b: availability" --xlabel "rounds observed"
+    python -m benchmarks.figures.ca_fed decisions "figure 5" --policy ca-fed
+    python -m benchmarks.figures.ca_fed estimation
 
-Experiments are named by id, hash, title or a part of the title; of several with one title the latest counts. Figures 1,
-2 and 5d are those of one experiment: `fedpick report --figures`. **over** takes any setting with a number, such as
-policy.kappa2 or partition.alpha, and prints the table that it draws; **decisions** prints how often each group was left
-out.
+Name experiments by id, hash, title or a part of the title; of several with one title the latest counts.
+`fedpick report --figures` draws figures 1, 2 and 5d, which show one experiment. **over** takes any setting with a
+number, such as policy.kappa2 or partition.alpha, and prints the table that it draws. **decisions** prints how often
+each group was left out. **estimation** measures how fast availability and correlation are learned from masks (figure
+4a): the paper's population of 100 clients (g = 0.4, nu = 0.9, epsilon = 0.01), 10 to 10,000 rounds, ten seeds.
 """
 
 from __future__ import annotations
@@ -17,18 +19,23 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.paper_figures import draw_decisions, draw_over
+import numpy as np
+
+from benchmarks.figures import FOLDER
+from benchmarks.figures.drawing import draw_decisions, draw_over
+from fedpick import availability
+from fedpick.availability.statistics import estimation_error_curve
+from fedpick.core.types import Clients
 from fedpick.experiments.store import Experiment, Store
 from fedpick.report.analysis import over_setting
 from fedpick.report.charts.choices import raster_chart
+from fedpick.report.figures.availability import draw_estimation_errors
 from fedpick.report.material import opened, read_material
 from fedpick.report.tables import group_table, to_markdown
 
-FOLDER = Path(__file__).parent.parent / "docs/figures"
-
 
 def chosen(reader: Store, names: Sequence[str]) -> list[Experiment]:
-    """The experiments of these names, each title once, in the order of their titles."""
+    """The experiments of these names, each title once, sorted by title."""
     found: dict[str, Experiment] = {}
     for name in names:
         part = [each for each in reader.experiments() if name in each.title]
@@ -47,13 +54,11 @@ def over(options: argparse.Namespace) -> None:
     print("|---|" + "---:|" * len(values))
     drawn = {}
     for label, points in wanted.items():
-        cells = {value: quantity for value, quantity in points if quantity.mean is not None}
-        texts = [
-            f"{100 * cells[value].mean:.2f} ± {100 * (cells[value].sd or 0):.2f}" if value in cells else ""
-            for value in values
+        drawn[label] = [
+            (value, quantity.mean, quantity.sd or 0.0) for value, quantity in points if quantity.mean is not None
         ]
-        print(f"| {label} | " + " | ".join(texts) + " |")
-        drawn[label] = [(value, quantity.mean, quantity.sd or 0.0) for value, quantity in cells.items()]
+        cells = {value: f"{100 * mean:.2f} ± {100 * sd:.2f}" for value, mean, sd in drawn[label]}
+        print(f"| {label} | " + " | ".join(cells.get(value, "") for value in values) + " |")
     name = options.name or f"cafed-over-{options.setting.replace('.', '-')}"
     print(draw_over(drawn, options.folder / f"{name}.png", xlabel=options.xlabel or options.setting))
 
@@ -77,8 +82,23 @@ def decisions(options: argparse.Namespace) -> None:
     print(draw_decisions(views, options.folder / f"{options.name or 'cafed-decisions'}.png"))
 
 
+def estimation(options: argparse.Namespace) -> None:
+    """Figure 4a."""
+    process = availability.get("correlated-population")
+    curve = estimation_error_curve(process, Clients(num_examples=np.ones(100)), seeds=range(options.seeds))
+    print("| rounds observed | error of pi (frequency) | error of pi (chain) | error of lambda |")
+    print("|---|---|---|---|")
+    for column, rounds in enumerate(curve.observations):
+        cells = [
+            f"{values[:, column].mean():.4f} ± {values[:, column].std(ddof=1):.4f}"
+            for values in (curve.availability, curve.stationary, curve.correlation)
+        ]
+        print(f"| {rounds:,} | {' | '.join(cells)} |")
+    print(draw_estimation_errors(curve, options.folder / f"{options.name or 'cafed-figure-4a'}.png"))
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Read the command, draw."""
+    """Run one command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for the pictures")
     parser.add_argument("--store", default="results/fedpick.sqlite")
@@ -95,6 +115,9 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("--policy", default="ca-fed", help="its label")
     command.add_argument("--seed", type=int, help="default: the first")
     command.set_defaults(run=decisions)
+    command = commands.add_parser("estimation", help="figure 4a")
+    command.add_argument("--seeds", type=int, default=10)
+    command.set_defaults(run=estimation)
     options = parser.parse_args(arguments)
     options.run(options)
 

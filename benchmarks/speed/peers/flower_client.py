@@ -1,4 +1,4 @@
-"""The client side of the job in Flower. A module of its own, so that Ray's workers keep the compiled step."""
+"""The client side of the job in Flower, in a module that Ray's workers import, so that they keep the compiled step."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ import os
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from benchmarks.speed._peers.step import Stepper, nested
-from benchmarks.speed._peers.turns import Work
+from benchmarks.speed.jobs import flat
+from benchmarks.speed.peers.step import Stepper, nested
+from benchmarks.speed.peers.turns import Work
 from fedpick.sim.jax_engine.setup import require_jax
 
-__all__ = ["FOLDER", "app", "flat"]
+__all__ = ["FOLDER", "app"]
 
 FOLDER = "FEDPICK_BENCH_FOLDER"
 app = ClientApp()
 
 
-def flat(tree: Any) -> dict[str, np.ndarray]:
-    """Parameters by name."""
-    return {f"{layer}.{name}": np.asarray(leaf) for layer, leaves in tree.items() for name, leaf in leaves.items()}
-
-
 @lru_cache(maxsize=1)
 def prepared() -> tuple[Any, ...]:
-    """Everything that a worker keeps between messages."""
+    """What a worker keeps between messages."""
     work = Work(os.environ[FOLDER])
     put = require_jax().device_put
     x, y = put(work.array("x")), put(work.array("y"))

@@ -1,4 +1,4 @@
-"""One compiled call per mini-batch: the way most programs train, shared by the sequential loop and Flower's clients."""
+"""One compiled call per mini-batch, as most programs train: for the sequential loop and Flower's clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def nested(params: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 class Stepper:
-    """The compiled calls of a job: a step, a weighted sum, accuracy and loss. Data are arguments, on the device."""
+    """The compiled calls of a job: a step, a weighted sum, accuracy and loss, of data on the device."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         jax = require_jax()

@@ -12,7 +12,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def build(initial: Arrays, shape: list[int]) -> Any:
-    """The model of a job, as PyTorch writes it, with the given start."""
+    """The model of a job in PyTorch, with the given initial parameters."""
     import torch
     from torch import nn
 
@@ -39,7 +39,7 @@ def build(initial: Arrays, shape: list[int]) -> Any:
 
 
 def _channels_first(weight: np.ndarray, initial: Arrays, side: int) -> np.ndarray:
-    """The first dense layer after convolutions sees the channels first in PyTorch, last elsewhere."""
+    """Reorder the first dense layer after convolutions: PyTorch has the channels first, the job last."""
     if "conv1.weight" not in initial:
         return weight
     channels = initial["conv1.weight"].shape[1]
@@ -47,7 +47,7 @@ def _channels_first(weight: np.ndarray, initial: Arrays, side: int) -> np.ndarra
 
 
 def params_of(model: Any, initial: Arrays) -> Arrays:
-    """The parameters back under their common names and in their common shapes."""
+    """The parameters under the names and in the shapes of the job."""
     from torch import nn
 
     found: Arrays = {}
@@ -67,7 +67,7 @@ def params_of(model: Any, initial: Arrays) -> Arrays:
 
 
 def images(x: np.ndarray, shape: list[int]) -> Any:
-    """Rows as a tensor: images with the channels first."""
+    """Rows as a tensor, images with the channels first."""
     import torch
 
     if len(shape) == 3 and len(x):
@@ -76,7 +76,7 @@ def images(x: np.ndarray, shape: list[int]) -> Any:
 
 
 def choose_threads(model: Any, x: Any, y: Any) -> None:
-    """One thread or all, whichever takes steps faster now: small models, and a busy machine, do not gain from more."""
+    """Use one thread or all, whichever is faster now: small models and a busy machine do not gain from more."""
     import torch
 
     def seconds(threads: int) -> float:
@@ -96,7 +96,7 @@ def choose_threads(model: Any, x: Any, y: Any) -> None:
 
 def main(folder: str) -> None:
     """Take turns until there are none left."""
-    # Run as a file, so this is the module beside it; mypy looks for a package.
+    # Run as a file: this is the module beside it. mypy expects a package.
     from turns import Turns, Work  # type: ignore[import-not-found]
 
     turns = Turns()

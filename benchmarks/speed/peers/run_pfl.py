@@ -10,10 +10,10 @@ import numpy as np
 
 
 def module_of(model: Any) -> Any:
-    """The PyTorch model with the two methods that pfl asks for."""
+    """The PyTorch model with the two methods that pfl needs."""
     import torch
 
-    # PyTorch is not installed where types are checked: the base class is Any there.
+    # Without PyTorch, mypy takes the base class for Any.
     class Module(torch.nn.Module):  # type: ignore[misc]
         """The model and its loss."""
 
@@ -30,14 +30,14 @@ def module_of(model: Any) -> Any:
             return torch.nn.functional.cross_entropy(self(x), y)
 
         def metrics(self, x: Any, y: Any) -> dict[str, Any]:
-            """Nothing: the test set is looked at centrally."""
+            """Empty: the test accuracy is measured centrally."""
             return {}
 
     return Module()
 
 
 def callback_of(base: Any, metrics: Any, work: Any, turns: Any, arrays: dict[str, Any]) -> Any:
-    """Looks at the test set after every round and hands over when the turn is done."""
+    """Measure the test accuracy after every round and wait when the turn is done."""
     import torch
 
     # As above: pfl is not installed where types are checked.
@@ -59,7 +59,7 @@ def callback_of(base: Any, metrics: Any, work: Any, turns: Any, arrays: dict[str
 
 def main(folder: str) -> None:
     """Take turns until there are none left."""
-    # Run as a file, so these are the modules beside it; mypy looks for a package.
+    # Run as a file: these are the modules beside it. mypy expects a package.
     from run_torch import build, choose_threads, images, params_of  # type: ignore[import-not-found]
     from turns import Turns, Work  # type: ignore[import-not-found]
 
