@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -390,11 +391,13 @@ class Membership:
         return replies
 
     def _admit(self, grid: Grid, reported: Mapping[int, Mapping[str, Any]], online: Collection[int]) -> None:
-        nodes = {node.node_id: node for node in node_infos(grid)}
+        infos = {info.node_id: info for info in node_infos(grid)}
         usable, unusable = {}, {}
         for node, fields in reported.items():
             usable[node], unusable[node] = _usable_fields(fields)
-        keys = self._keys_of({node: (nodes.get(node), fields) for node, fields in usable.items()})
+        keys = self._keys_of(
+            {node: (infos.get(node, SimpleNamespace(node_id=node, name="")), fields) for node, fields in usable.items()}
+        )
         for node, names in unusable.items():
             self._warn_of_unusable(keys[node], reported[node], names)
         if self._labels_for is None:

@@ -232,14 +232,16 @@ def all_finite(arrays: Arrays) -> bool:
 
 
 def difference(new: Arrays, model: Arrays) -> dict[str, NDArray[Any]]:
-    """The update new - model. Differences of integers are floats: unsigned integers would wrap around."""
+    """The update new - model."""
+    return {name: _subtract(new[name], before) for name, before in model.items()}
+
+
+def _subtract(new: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
+    """The difference; that of integers as floats, because unsigned integers would wrap around."""
+    floats = new.dtype.kind == before.dtype.kind == "f"
     with np.errstate(over="ignore"):
-        return {
-            name: new[name] - before
-            if new[name].dtype.kind == before.dtype.kind == "f"
-            else np.subtract(new[name], before, dtype=np.float64)
-            for name, before in model.items()
-        }
+        result: NDArray[Any] = np.subtract(new, before) if floats else np.subtract(new, before, dtype=np.float64)
+    return result
 
 
 def is_buffer(name: str, array: NDArray[Any], users: Callable[[str], bool] | None) -> bool:
@@ -249,12 +251,18 @@ def is_buffer(name: str, array: NDArray[Any], users: Callable[[str], bool] | Non
 
 def scaled(new: Arrays, model: Arrays, factor: float, buffers: Callable[[str], bool] | None) -> ArrayRecord | None:
     """model + factor x (new - model), with buffers as in `new`; None if it is not finite."""
-    update, result = difference(new, model), {}
-    with np.errstate(over="ignore", invalid="ignore"):
-        for name, before in model.items():
-            keep = is_buffer(name, before, buffers)
-            result[name] = new[name] if keep else before + (factor * update[name]).astype(before.dtype)
-    return ArrayRecord({name: Array(np.asarray(a)) for name, a in result.items()}) if all_finite(result) else None
+    result = {}
+    for name, before in model.items():
+        if is_buffer(name, before, buffers):
+            result[name] = Array(new[name])
+            continue
+        with np.errstate(over="ignore", invalid="ignore"):
+            step = np.asarray(_subtract(new[name], before) * factor).astype(before.dtype, copy=False)
+            step += before
+        if not np.isfinite(step).all():
+            return None
+        result[name] = Array(step)
+    return ArrayRecord(result)
 
 
 def apply_updates(

@@ -18,7 +18,10 @@ from fedpick.flower.progress import RoundReport
 __all__ = ["PROVIDES", "REPORTS", "KeyFunction", "Settings", "refuse_unusable_policy", "writable_directory"]
 
 KeyFunction = Callable[[Any, Mapping[str, Any]], "str | int"]
-"""(NodeInfo, what the client reported) -> a key that stays the same when the node id does not."""
+"""(NodeInfo, what the client reported) -> a key that stays the same when the node id does not.
+
+Before Flower 1.40 the NodeInfo holds the node id alone.
+"""
 
 PROVIDES = frozenset(
     {
