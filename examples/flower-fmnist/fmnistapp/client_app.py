@@ -35,7 +35,7 @@ def loss(arrays: ArrayRecord, context: Context, batch_size: int | None) -> float
     return model.loss_and_accuracy(params_of(arrays), x, y)[0]
 
 
-# The two lines that policies such as Power-of-Choice and FedCor need.
+# Policies that query clients, such as Power-of-Choice and FedCor, need this.
 answer_probes(app, loss=loss, num_examples=lambda context: len(local_data(context)[1]))
 
 
