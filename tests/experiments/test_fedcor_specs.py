@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -40,11 +39,11 @@ def test_the_counters_hold_probes_and_trials():
     spec = parse_spec(content)
     totals = {}
     for policy in spec.policies:
-        records = list(islice(build(spec.settings_of(policy, 0)).rounds(), 6))
-        totals[policy.name] = records[-1].counters
+        records = list(build(spec.settings_of(policy, 0)).rounds(6))
+        totals[policy.name] = records[-1].counters.as_dict()
     # Rounds 0, 1 and 2 measure 20 clients once, round 5 twice.
     assert totals["fedcor"]["scalars_up"] == 5 * 20
     assert totals["uniform"]["scalars_up"] == 0
-    # Five of the twenty train anyway; the trial cohort has the model from the probe, its own goes to everybody.
+    # Five of the twenty train anyway; the trial cohort has the model from the probe, its own goes to all clients.
     assert totals["fedcor"]["models_down"] == 6 * 5 + 3 * 15 + (15 + 20)
     assert totals["fedcor"]["updates_up"] == totals["uniform"]["updates_up"] + 5

@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,11 +117,6 @@ def _fitting(channels: int) -> list[str]:
     return [name for name, (mean, _) in _CONSTANTS.items() if len(mean) in (1, channels)]
 
 
-def _constants(normalization: str) -> dict[str, Any]:
-    mean, std = _CONSTANTS[normalization]
-    return {"mean": np.array(mean, np.float32), "std": np.array(std, np.float32)}
-
-
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """An IDX file of bytes (the format of MNIST), gzipped or not."""
     data = read_file(path)
@@ -133,6 +127,27 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     if values.size != int(np.prod(shape)):
         raise DataError(f"{path} is cut short: {values.size} of {int(np.prod(shape))} values. Fetch it again.")
     return values.reshape(shape)
+
+
+def _pictures(
+    name: str, arrays: tuple[NDArray[np.uint8], ...], normalization: str, groups: NDArray[np.int32] | None = None
+) -> Dataset:
+    """A data set of ten classes from train_x, train_y, test_x and test_y in bytes."""
+    train_x, train_y, test_x, test_y = arrays
+    mean, std = _CONSTANTS[normalization]
+    return Dataset(
+        name=name,
+        train_x=train_x,
+        train_y=train_y,
+        test_x=test_x,
+        test_y=test_y,
+        num_classes=10,
+        scale=1 / 255,
+        mean=np.array(mean, np.float32),
+        std=np.array(std, np.float32),
+        groups=groups,
+        info={"normalization": normalization},
+    )
 
 
 def _read_images(paths: dict[str, Path]) -> tuple[NDArray[np.uint8], ...]:
@@ -155,18 +170,7 @@ class Fmnist:
 
     def load(self) -> Dataset:
         """Find, verify and read the files."""
-        train_x, train_y, test_x, test_y = _read_images(find_files(FMNIST, directory=self.directory))
-        return Dataset(
-            name="fmnist",
-            train_x=train_x,
-            train_y=train_y,
-            test_x=test_x,
-            test_y=test_y,
-            num_classes=10,
-            scale=1 / 255,
-            **_constants(self.normalization),
-            info={"normalization": self.normalization},
-        )
+        return _pictures("fmnist", _read_images(find_files(FMNIST, directory=self.directory)), self.normalization)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,19 +191,7 @@ class Mnist:
     def load(self) -> Dataset:
         """Find, verify and read the files."""
         groups = None if self.writers is None else _read_writers(Path(self.writers), 60_000)
-        train_x, train_y, test_x, test_y = _read_images(find_files(MNIST, directory=self.directory))
-        return Dataset(
-            name="mnist",
-            train_x=train_x,
-            train_y=train_y,
-            test_x=test_x,
-            test_y=test_y,
-            num_classes=10,
-            scale=1 / 255,
-            **_constants(self.normalization),
-            groups=groups,
-            info={"normalization": self.normalization, "writers": self.writers is not None},
-        )
+        return _pictures("mnist", _read_images(find_files(MNIST, directory=self.directory)), self.normalization, groups)
 
 
 def _read_writers(path: Path, count: int) -> NDArray[np.int32]:
@@ -233,17 +225,9 @@ class Cifar10:
         paths = find_files(CIFAR10, directory=self.directory)
         records = [np.frombuffer(read_file(path), np.uint8).reshape(-1, 3073) for path in paths.values()]
         images = [each[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for each in records]
-        return Dataset(
-            name="cifar10",
-            train_x=np.concatenate(images[:5]),
-            train_y=np.concatenate([each[:, 0] for each in records[:5]]),
-            test_x=np.ascontiguousarray(images[5]),
-            test_y=records[5][:, 0],
-            num_classes=10,
-            scale=1 / 255,
-            **_constants(self.normalization),
-            info={"normalization": self.normalization},
-        )
+        train_x, train_y = np.concatenate(images[:5]), np.concatenate([each[:, 0] for each in records[:5]])
+        arrays = (train_x, train_y, np.ascontiguousarray(images[5]), records[5][:, 0])
+        return _pictures("cifar10", arrays, self.normalization)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,17 +246,8 @@ class EmnistDigits:
         for part, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
             if x.ndim != 4 or y.ndim != 1 or len(x) != len(y):
                 raise DataError(f"The EMNIST {part} files do not belong together: images {x.shape}, labels {y.shape}.")
-        return Dataset(
-            name="emnist-digits",
-            train_x=train_x.transpose(0, 2, 1, 3),
-            train_y=train_y,
-            test_x=test_x.transpose(0, 2, 1, 3),
-            test_y=test_y,
-            num_classes=10,
-            scale=1 / 255,
-            **_constants(self.normalization),
-            info={"normalization": self.normalization},
-        )
+        upright = (train_x.transpose(0, 2, 1, 3), train_y, test_x.transpose(0, 2, 1, 3), test_y)
+        return _pictures("emnist-digits", upright, self.normalization)
 
 
 @dataclass(frozen=True, kw_only=True)
