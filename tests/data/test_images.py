@@ -202,5 +202,5 @@ def test_names_and_options_are_checked():
         data.fetch("nothing")
     with pytest.raises(InvalidInput, match="no option 'colour'"):
         data.load("digits", colour=True)
-    with pytest.raises(InvalidInput, match="normalization must be one of none, half, mnist"):
+    with pytest.raises(InvalidInput, match="must be 'none', 'half', 'mnist' or 'fmnist'"):
         data.load("mnist", normalization="cifar10")
