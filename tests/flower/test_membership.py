@@ -350,6 +350,13 @@ def test_clients_that_are_slow_to_start_are_waited_for_and_no_round_is_spent(cap
     assert "No client is ready after" in caplog.text
 
 
+def test_a_policy_that_needs_labels_waits_for_clients_that_are_slow_to_start():
+    grid = SlowGrid(labelled(4).nodes, pulls=4)
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("fedgs"), budget=2, wait=0.01, probe_timeout=0.01)
+    start(strategy, grid, rounds=2)
+    assert [len(selection.clients) for selection in strategy.history] == [2, 2]
+
+
 def test_min_clients_counts_clients_that_have_described_themselves(caplog):
     grid = federation(4)
     for node in grid.nodes.values():

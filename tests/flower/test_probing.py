@@ -66,4 +66,7 @@ def test_a_policy_that_learns_nothing_says_so(caplog):
     start(strategy, grid, rounds=1)
     assert all(key.startswith("node:") for key in strategy.roster.keys)
     assert "None of 2 clients answered with a loss" in caplog.text
+    assert not any(
+        message.content["config"]["kind"] == "loss" for message in grid.sent if "query" in message.metadata.message_type
+    )
     assert "answer_probes" in caplog.text

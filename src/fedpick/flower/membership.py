@@ -233,36 +233,39 @@ class Membership:
         Wait until `min_clients` have described themselves, at most `wait` seconds; then until one client is ready, at
         most `ready_timeout` seconds. A round is never spent on an empty mask.
         """
-        started, warned = time.monotonic(), False
+        settings, started = self._settings, time.monotonic()
         pause, longest = _PAUSES
-        settings = self._settings
+        warn_after = settings.wait
         while True:
             online = self._update(grid)
             ready, members = self._ready(online), len(self.roster.indices(online))
             waited = time.monotonic() - started
             if ready.any() and members >= settings.min_clients:
                 return ready
-            if waited >= settings.wait:
-                if ready.any():
-                    LOG.warning(
-                        "Only %d of min_clients=%d clients are ready after %.0f s; the round starts without more.",
-                        *(members, settings.min_clients, waited),
-                    )
-                    return ready
-                state = f"{len(online)} nodes are online, {members} of them have described themselves"
-                if self._lacks_labels():
-                    state += f", but none with a usable label histogram, which {self._labels_for} needs"
-                if waited >= settings.ready_timeout:
-                    raise TrainingFailed(
-                        f"No client became ready within {waited:.0f} s: {state}.\n\n"
-                        "hint: start SuperNodes, raise probe_timeout if the ClientApp takes long to start, or raise "
-                        "ready_timeout to wait longer"
-                    )
-                if not warned:
-                    LOG.warning("No client is ready after %.0f s: %s. Waiting.", waited, state)
-                    warned = True
+            if ready.any() and waited >= settings.wait:
+                LOG.warning(
+                    "Only %d of min_clients=%d clients are ready after %.0f s; the round starts without more.",
+                    *(members, settings.min_clients, waited),
+                )
+                return ready
+            if not ready.any() and waited >= settings.ready_timeout:
+                raise TrainingFailed(
+                    f"No client became ready within {waited:.0f} s: {self._state(online)}.\n\n"
+                    "hint: start SuperNodes, or raise ready_timeout to wait longer"
+                )
+            if not ready.any() and waited >= warn_after:
+                LOG.warning("No client is ready after %.0f s: %s. Waiting.", waited, self._state(online))
+                warn_after = 2 * waited
             time.sleep(pause)
             pause = min(2 * pause, longest)
+
+    def _state(self, online: Sequence[int]) -> str:
+        """Why no client is ready, in words."""
+        described = self.roster.indices(online)
+        state = f"{len(online)} nodes are online, {len(described)} of them have described themselves"
+        if described and self._lacks_labels():
+            return f"{state}, but none with a usable label histogram, which {self._labels_for} needs"
+        return f"{state}, and {sum(index in self._busy for index in described)} of these are busy"
 
     def _update(self, grid: Grid) -> list[int]:
         """Pull late replies, ask unknown nodes to describe themselves, and return the online nodes."""
@@ -297,6 +300,11 @@ class Membership:
         raise MissingSignal(
             f"{self._labels_for} needs the clients' label histograms, but no client reported one.\n\nhint: {hint}"
         )
+
+    @property
+    def answers_queries(self) -> bool:
+        """Whether the ClientApp answers queries, as far as known."""
+        return self._answers is not False
 
     def busy_nodes(self) -> set[int]:
         """The nodes that have not answered a message yet."""

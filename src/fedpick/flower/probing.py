@@ -64,14 +64,23 @@ class Prober:
     def _losses(self, probe: Probe, arrays: ArrayRecord) -> NDArray[np.float64]:
         nodes = self._nodes(probe.clients)
         messages = queries(nodes, {"kind": "loss", "batch-size": probe.batch_size or 0}, arrays)
-        replies = self._exchange(messages, self.settings.probe_timeout)
+        # Without a function for queries, each would only fill a client's log with a traceback.
+        answers = self.membership.answers_queries
+        replies = self._exchange(messages, self.settings.probe_timeout) if answers else {}
         values = np.array([_loss(replies.get(node)) for node in nodes])
         if len(values) and np.isnan(values).all():
             reasons = [reason for reply in replies.values() if (reason := reason_of(reply))]
             LOG.warning(
                 "None of %d clients answered with a loss, so the policy chooses without losses: %s. "
                 "Clients answer after fedpick.flower.answer_probes(app, loss=...).",
-                *(len(nodes), reasons[0] if reasons else "no usable answer in time"),
+                *(
+                    len(nodes),
+                    reasons[0]
+                    if reasons
+                    else "no usable answer in time"
+                    if answers
+                    else "the ClientApp has no function for it",
+                ),
             )
         return values
 
