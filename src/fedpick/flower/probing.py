@@ -70,17 +70,11 @@ class Prober:
         values = np.array([_loss(replies.get(node)) for node in nodes])
         if len(values) and np.isnan(values).all():
             reasons = [reason for reply in replies.values() if (reason := reason_of(reply))]
+            reasons += ["no usable answer in time" if answers else "the ClientApp has no function for queries"]
             LOG.warning(
                 "None of %d clients answered with a loss, so the policy chooses without losses: %s. "
                 "Clients answer after fedpick.flower.answer_probes(app, loss=...).",
-                *(
-                    len(nodes),
-                    reasons[0]
-                    if reasons
-                    else "no usable answer in time"
-                    if answers
-                    else "the ClientApp has no function for it",
-                ),
+                *(len(nodes), reasons[0]),
             )
         return values
 
