@@ -14,7 +14,7 @@ the modes and federations of the specs of table 2.
 **graphs** (table 3): how well do graphs that models reveal agree with the graph of the data? Every client trains from
 the initial model for the spec's local steps (or --steps). Edges by the cosine of the updates, and by the cosine of the
 mean outputs on common noise, are compared with those of the oracle at epsilon = 0.1: label shares, or the true
-parameters for Synthetic. As in the paper, each kind takes the best of five thresholds. "everybody linked" is the score
+parameters for Synthetic. As in the paper, each kind takes the best of five thresholds. "all linked" is the score
 of a graph with all edges: F1 says little if the oracle has many edges.
 """
 
@@ -160,10 +160,10 @@ def oracle_features(clients: Clients) -> FloatArray:
 
 def revealed(run: FederatedRun, signal: Signal) -> FloatArray:
     """(N, s) directions, in single precision, that training from the initial model gives for every client."""
-    everybody = np.arange(len(run.session.clients))
+    clients = np.arange(len(run.session.clients))
     parts = []
-    for start in range(0, len(everybody), BLOCK):
-        values = run.simulator.measure(Probe(clients=everybody[start : start + BLOCK], signal=signal))
+    for start in range(0, len(clients), BLOCK):
+        values = run.simulator.measure(Probe(clients=clients[start : start + BLOCK], signal=signal))
         parts.append((values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32))
     return np.concatenate(parts)
 
@@ -196,7 +196,7 @@ def compare(settings: Mapping[str, Any], title: str) -> None:
             epsilon, scores = best_edge_scores(np.maximum(cosines, 0.0), oracle)
             print(f"{row} {kind} | {epsilon:g} | {scores.precision:.4f} | {scores.recall:.4f} | {scores.f1:.4f} |")
         print(
-            f"{row} everybody linked | | {all_linked.precision:.4f} | {all_linked.recall:.4f} | {all_linked.f1:.4f} |",
+            f"{row} all linked | | {all_linked.precision:.4f} | {all_linked.recall:.4f} | {all_linked.f1:.4f} |",
             flush=True,
         )
 

@@ -146,7 +146,7 @@ def test_graphs_from_models_are_scored_against_the_oracle(tiny, tmp_path, capsys
     pytest.importorskip("jax")
     fedgs.main(["--folder", str(tmp_path), "graphs", str(tiny), "--steps", "20", "--draw", "--data", "digits"])
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[4].strip() for row in rows] == ["functional", "cosine", "everybody linked"] * 2
+    assert [row[4].strip() for row in rows] == ["functional", "cosine", "all linked"] * 2
     for row in rows:
         precision, recall, f1 = (float(cell) for cell in row[6:9])
         assert f1 == pytest.approx(2 * precision * recall / (precision + recall), abs=2e-4)

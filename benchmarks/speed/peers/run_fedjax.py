@@ -75,7 +75,7 @@ def main(folder: str) -> None:
     test = list(
         fedjax.padded_batch_client_datasets([fedjax.ClientDataset({"x": test_x, "y": test_y})], batch_size=10000)
     )
-    everybody = {"x": jax.device_put(x), "y": jax.device_put(y)}
+    all_rows = {"x": jax.device_put(x), "y": jax.device_put(y)}
 
     @jax.jit
     def whole_loss(params: Any, batch: Any) -> Any:
@@ -94,7 +94,7 @@ def main(folder: str) -> None:
         if work.evaluated(index):
             accuracy = float(fedjax.evaluate_model(model, state.params, test)["accuracy"])
         if work.measured(index):
-            float(whole_loss(state.params, everybody))
+            float(whole_loss(state.params, all_rows))
         return accuracy
 
     index, going = 0, turns.begin()

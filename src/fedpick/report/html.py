@@ -172,7 +172,7 @@ def _lead(material: Material) -> str:
     spec = experiment.spec
     clients = f"{federation.num_clients:,} clients" if federation else "clients"
     budget = spec["run"].get("budget")
-    chosen = f"up to {budget:,} chosen" if budget else "everybody available chosen"
+    chosen = f"up to {budget:,} chosen" if budget else "all available clients chosen"
     seeds = spec["run"].get("seeds", [])
     availability = spec.get("availability", {}).get("name", "ideal")
     return (
@@ -330,7 +330,7 @@ def _settings_card(material: Material) -> str:
     pairs += [(name, _words(spec[name])) for name in ("availability", "faults", "simulator") if spec.get(name)]
     pairs += [
         ("rounds", f"{experiment.rounds:,}"),
-        ("cohort size", f"{run['budget']:,}" if run.get("budget") else "everybody available"),
+        ("cohort size", f"{run['budget']:,}" if run.get("budget") else "all available clients"),
         ("seeds", ", ".join(str(seed) for seed in run.get("seeds", []))),
         ("targets", ", ".join(f"{100 * target:g} %" for target in experiment.targets)),
         ("experiment", experiment.hash),

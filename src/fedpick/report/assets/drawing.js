@@ -125,7 +125,7 @@ const fedpickDrawing = (() => {
       type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, layer: "below",
       line: { color: theme.muted, width: 1, dash: "dot" },
     }));
-    // Drawn as a line, not as a shape: a level that nobody comes near must still be in sight, and has a value to read.
+    // A line, not a shape: it stays in sight if no policy comes near it, and its value can be read.
     if (measure.reference) traces.unshift(levelTrace(measure, x, theme, options.format));
     return {
       traces,
@@ -282,7 +282,7 @@ const fedpickDrawing = (() => {
         colorscale: [[0, theme.less], [0.5, theme.middle], [1, theme.more]], xgap: dense ? 0 : 1, ygap: dense ? 0 : 1,
         colorbar: {
           thickness: 10, outlinewidth: 0, tickformat: "+.0%", tickfont: { color: theme.muted },
-          title: { text: "share − everybody's", side: "right", font: { color: theme.muted, size: 11 } },
+          title: { text: "share − all data", side: "right", font: { color: theme.muted, size: 11 } },
         },
         hovertemplate: "round %{x:.0f}, label %{y}: %{z:+.1%} against %{customdata:.1%} of all data<extra></extra>",
       }],

@@ -318,7 +318,7 @@ def _labels(material: Material) -> list[Chart | None]:
         material,
         measures,
         key="label-distance",
-        title="Distance to everybody's labels",
+        title="Distance to the labels of all data",
         caption="Total variation distance: 0 if every label is as frequent as in the whole data, 1 if no label is "
         "common to both. The mean of all cohorts so far shows whether a policy evens out.",
     )
