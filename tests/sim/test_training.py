@@ -9,7 +9,7 @@ import pytest
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Signal
 from fedpick.core.types import Probe, Selection
-from fedpick.sim import LearningRate, LocalTraining, ServerStep, Simulator, Task, tasks
+from fedpick.sim import Faults, LearningRate, LocalTraining, ServerStep, Simulator, Task, tasks
 from fedpick.sim.jax_engine import engine
 from tests.sim.naive_loop import (
     assert_trees_close,
@@ -245,3 +245,32 @@ def test_wrong_tasks_are_refused():
             tasks.get("logistic", ridge=ridge)
     with pytest.raises(InvalidInput, match="images"):
         tasks.get("cnn-fedcor", input_shape=(784,))
+
+
+@pytest.mark.parametrize(("shards", "group"), [(1, 1), (1, 3), (2, 1)])
+def test_sketches_and_root_mean_squares_are_reported_where_they_are_asked_for(shards, group):
+    local = LocalTraining(lr=0.1, steps=3, batch_size=8)
+    simulator = Simulator(make_federation(), "logistic", local=local, seed=5, shards=shards, group=group)
+    chosen = [3, 1, 0, 5]
+    biases = [train_client(simulator, simulator.params, client, 0)[0]["dense0"]["bias"] for client in chosen]
+    before = simulator.client_losses()
+    other = Simulator(make_federation(), "logistic", local=local, seed=5, shards=shards, group=group)
+    plain = other.train(Selection(clients=chosen))
+    assert plain.sketch.shape == (4, 0)
+    assert np.isnan(plain.loss_rms).all()
+    outcome = simulator.train(Selection(clients=chosen), report=frozenset({Signal.SKETCH, Signal.LOSS_RMS}))
+    np.testing.assert_allclose(outcome.sketch, biases, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(outcome.loss, before[chosen], rtol=1e-6)
+    assert (outcome.loss_rms >= outcome.loss).all()
+    # A sketch is made by the server; a root mean square is a number that the client sends.
+    assert simulator.counters.scalars_up == 4
+    assert_trees_close(simulator.params, other.params, rtol=1e-6, atol=1e-7)
+
+
+def test_a_client_that_sends_nan_has_no_sketch():
+    simulator = Simulator(
+        make_federation(), "logistic", local=LocalTraining(lr=0.1, steps=3), seed=5, faults=Faults(nan=1.0)
+    )
+    outcome = simulator.train(Selection(clients=[3, 1]), report=frozenset({Signal.SKETCH}))
+    assert np.isnan(outcome.sketch).all()
+    assert outcome.sketch.shape == (2, 3)

@@ -34,6 +34,8 @@ class Work(NamedTuple):
     """(k,) the clients that return NaN."""
     lr: float
     server_lr: float
+    sketch: bool = False
+    """Also describe every update, for a policy that needs it."""
 
     def equals(self, other: Work) -> bool:
         """Whether both describe the same training, to the last bit."""
@@ -51,6 +53,8 @@ class Trained(NamedTuple):
     """(k,) mean training loss of each client."""
     norms: Float32Array
     """(k,) Euclidean norm of each update; not finite where the update is not, which then did not enter the model."""
+    sketches: Float32Array
+    """(k, s) a short description of each update; s = 0 unless the work asked for it."""
     evaluation: tuple[float, float] | None = None
     """(loss, accuracy) on the test set, where it was asked for."""
 

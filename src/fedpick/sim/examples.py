@@ -111,7 +111,7 @@ def _flat(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def segment_means(
-    values: NDArray[np.float32], first: NDArray[np.int64], last: NDArray[np.int64]
+    values: NDArray[np.floating[Any]], first: NDArray[np.int64], last: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """The mean of values[first:last] for every segment, in float64; NaN for an empty one. Segments are in order."""
     if len(first) == 0:

@@ -21,7 +21,7 @@ from fedpick.sim.simulator import Simulator
 
 __all__ = ["simulate"]
 
-_REPORTS = {Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.DURATION, Signal.UPDATE_NORM}
+_REPORTS = frozenset(signal for signal in Signal if signal.startswith("outcome."))
 
 
 class Masks(Protocol):

@@ -35,7 +35,7 @@ from fedpick.sim.tasks import Task
 
 __all__ = ["Simulator"]
 
-_NUMBERS = {Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS}
+_NUMBERS = {Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.LOSS_RMS}
 """Reports that a client sends as a number of its own."""
 
 
@@ -124,7 +124,8 @@ class Simulator:
         """The signals that this simulator delivers, for `Session(..., provides=...)`."""
         given = {
             *(Signal.LOSS, Signal.TRIAL, Signal.UPDATE),
-            *(Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.DURATION, Signal.UPDATE_NORM),
+            *(Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.LOSS_RMS, Signal.DURATION, Signal.UPDATE_NORM),
+            Signal.SKETCH,
         }
         return frozenset(given | {Signal.OUTPUTS} if self.task.outputs else given)
 
@@ -154,18 +155,21 @@ class Simulator:
     ) -> Outcome:
         """Train the selected clients, take the server step and go to the next round.
 
-        `report` names the signals to report. OUTCOME_LOSS costs a pass over the cohort's data, so it is measured only
-        if it is named; it and TRAIN_LOSS count as a number sent. The other fields cost nothing and are always filled.
+        `report` names the signals to report. OUTCOME_LOSS and LOSS_RMS cost a pass over the cohort's data, so they are
+        measured only if they are named; they and TRAIN_LOSS count as a number sent. The server makes the SKETCH of
+        each update it receives, if it is named. The other fields cost nothing and are always filled.
         """
         if round is not None and round != self.round:
             raise OutOfOrder(f"The simulator is in round {self.round}; it was asked to train round {round}.")
         with self._clock("train"):
             plan = self._plan(selection, self.round)
-            loss = np.full(len(selection.clients), np.nan)
-            if Signal.OUTCOME_LOSS in report and plan.expected.any():
-                loss[plan.expected] = self._losses(self.params, plan.work.clients)
+            if Signal.SKETCH in report:
+                plan = plan._replace(work=plan.work._replace(sketch=True))
+            losses = np.full((2, len(selection.clients)), np.nan)
+            if report & {Signal.OUTCOME_LOSS, Signal.LOSS_RMS} and plan.expected.any():
+                losses[:, plan.expected] = self._losses_before(plan.work.clients)
             trained = self._take_prepared(plan) or self._train(plan)
-            return self._commit(plan, trained, loss, report)
+            return self._commit(plan, trained, losses, report)
 
     def _plan(self, selection: Selection, round: int, faults: bool = True) -> _Plan:
         """Decide what training this selection in this round means; nobody trains yet."""
@@ -214,12 +218,21 @@ class Simulator:
         weights = aggregation_weights(plan.selection, completed, self.clients)[plan.expected]
         return np.where(finite, weights, plan.work.weights)
 
-    def _commit(self, plan: _Plan, trained: Trained, loss: FloatArray, report: frozenset[Signal]) -> Outcome:
+    def _losses_before(self, clients: IntArray) -> FloatArray:
+        """(2, k): mean and root mean square of the per-example losses at the received model."""
+        rows, bounds = self.examples.of(clients, self.losses_on)
+        loss, _ = self.engine.measure(self.params, rows)
+        squares = segment_means(loss.astype(np.float64) ** 2, bounds[:-1], bounds[1:])
+        return np.stack([segment_means(loss, bounds[:-1], bounds[1:]), np.sqrt(squares)])
+
+    def _commit(self, plan: _Plan, trained: Trained, losses: FloatArray, report: frozenset[Signal]) -> Outcome:
         """Take the result of a plan, count its messages and go to the next round."""
         chosen, draw = plan.selection.clients, plan.faults
         train_loss, norm = np.full((2, len(chosen)), np.nan)
         train_loss[plan.expected], norm[plan.expected] = trained.losses, trained.norms
         completed = plan.expected & np.isfinite(norm)
+        sketch = np.full((len(chosen), trained.sketches.shape[1]), np.nan)
+        sketch[completed] = trained.sketches[completed[plan.expected]]
         answers = int((~draw.dropped).sum())
         self._count_model(chosen)
         self._count(updates_up=answers, scalars_up=len(report & _NUMBERS) * answers)
@@ -227,10 +240,12 @@ class Simulator:
             index=self.round,
             clients=chosen,
             completed=completed,
-            loss=loss,
+            loss=losses[0],
+            loss_rms=losses[1],
             train_loss=np.where(completed, train_loss, np.nan),
             duration=draw.duration,
             update_norm=np.where(completed, norm, np.nan),
+            sketch=sketch,
         )
         self.params, self.velocity = trained.params, trained.velocity
         self.round += 1

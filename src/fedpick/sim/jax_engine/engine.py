@@ -80,9 +80,8 @@ class _StartedRounds:
     def result(self, step: int) -> Trained:
         """Wait for one of the rounds."""
         started = self.rounds[step]
-        losses, norms = np.empty((2, len(started.piece.places)), np.float32)
-        _fill(losses, norms, started.piece, np.asarray(started.reports)[started.place])
-        return Trained(*started.state, losses, norms, None if started.values is None else _means(started.values))
+        reports = _in_order([started.piece], [np.asarray(started.reports)[started.place]])
+        return Trained(*started.state, *reports, None if started.values is None else _means(started.values))
 
 
 class _TrainingPrograms(NamedTuple):
@@ -94,14 +93,20 @@ class _TrainingPrograms(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _training_programs(
-    task: Task, shape: tuple[int, ...], local: LocalTraining, server: ServerStep, batch: int, group: int
+    task: Task,
+    shape: tuple[int, ...],
+    local: LocalTraining,
+    server: ServerStep,
+    batch: int,
+    group: int,
+    describe: programs.Describe | None = None,
 ) -> _TrainingPrograms:
     """Compile lazily; all simulators with these settings share the programs."""
     task = _for_flat_rows(task, shape)
     return _TrainingPrograms(
         jax.jit(programs.rounds_program(task, local, server, batch, group, ROUNDS_AT_ONCE)),
-        jax.jit(programs.round_program(task, local, server, batch, group)),
-        jax.jit(programs.cohort_program(task, local, batch, group)),
+        jax.jit(programs.round_program(task, local, server, batch, group, describe)),
+        jax.jit(programs.cohort_program(task, local, batch, group, describe)),
         jax.jit(programs.server_program(server)),
     )
 
@@ -130,6 +135,7 @@ class JaxEngine:
             adds up the updates in another order. A cohort that fits into one group is not cut. None: one per core on a
             CPU for models above `HEAVY` parameters, otherwise one.
         group: clients per batched program; None: by the size of the model. A smaller cohort trains one by one on a CPU.
+        describe_update: update -> (s,): what `Trained.sketches` holds, where a policy needs it.
     """
 
     def __init__(
@@ -142,7 +148,9 @@ class JaxEngine:
         seed: int,
         shards: int | None = None,
         group: int | None = None,
+        describe_update: programs.Describe | None = None,
     ) -> None:
+        describe_update = describe_update or head_update
         self.examples, self.local, self.seed = examples, local, seed
         self.task = _for_flat_rows(task, examples.shape)
         self._momentum = bool(server.momentum)
@@ -160,7 +168,10 @@ class JaxEngine:
         self.batch = max(largest, 1) if local.batch_size is None else local.batch_size
         # Learning rates are arguments of the programs, so they do not tell programs apart.
         settings = (task, examples.shape, replace(local, lr=1.0), replace(server, lr=1.0), self.batch)
-        self._training = {size: _training_programs(*settings, size) for size in {1, self.group}}
+        kinds = [(size, describe) for size in {1, self.group} for describe in (None, describe_update)]
+        self._training = {
+            (size, sketch is not None): _training_programs(*settings, size, sketch) for size, sketch in kinds
+        }
         self._all_rows, self._some_rows = _measuring_programs(task, examples.shape)
         self._vector_programs: dict[Any, Callable[..., Array]] = {}
 
@@ -193,23 +204,19 @@ class JaxEngine:
         """Train the clients of `work` and take the server step."""
         if len(work.clients) == 0:
             nothing = np.empty(0, np.float32)
-            return Trained(params, velocity, nothing, nothing)
+            return Trained(params, velocity, nothing, nothing, np.empty((0, 0), np.float32))
         pieces = self._pieces(work)
-        compiled = self._training[pieces[0].group]
-        losses, norms = np.empty((2, len(work.clients)), np.float32)
+        compiled = self._training[pieces[0].group, work.sketch]
         if self.shards == 1:
             x, y, rates = self.x, self.y, np.array([work.lr, work.server_lr], np.float32)
             words, cohort = _words(work.key), pieces[0].cohort
-            params, velocity, report = compiled.round(params, velocity, x, y, words, cohort, rates)
-            _fill(losses, norms, pieces[0], report)
-            return Trained(params, velocity, losses, norms)
+            params, velocity, reports = compiled.round(params, velocity, x, y, words, cohort, rates)
+            return Trained(params, velocity, *_in_order(pieces, [reports]))
         call = partial(self._train_piece, compiled.piece, params, _words(work.key), np.float32(work.lr))
         parts = _in_threads([partial(call, piece.cohort) for piece in pieces])
         given = [piece.cohort.floats[0] for piece in pieces]
         params, velocity = compiled.server(params, velocity, parts, given, np.float32(work.server_lr))
-        for piece, (_, piece_losses, piece_norms) in zip(pieces, parts, strict=True):
-            _fill(losses, norms, piece, np.stack([piece_losses, piece_norms]))
-        return Trained(params, velocity, losses, norms)
+        return Trained(params, velocity, *_in_order(pieces, [reports for _, reports in parts]))
 
     def _train_piece(self, program: Callable[..., Any], params: Params, words: Array, lr: Array, cohort: Cohort) -> Any:
         # Each thread waits for its own program; JAX alone would run the programs one after the other.
@@ -235,13 +242,13 @@ class JaxEngine:
     def _dispatch_rounds(
         self, params: Params, velocity: Params, jobs: Sequence[tuple[Work, _Piece]]
     ) -> tuple[list[tuple[Params, Params]], Array]:
-        """Start one program for rounds of one kind: the model after each, and (rounds, 2, c) losses and norms."""
+        """Start one program for rounds of one kind: the model after each, and (rounds, 2, c) reports."""
         count = len(jobs)
 
         def stacked(*values: Any) -> NDArray[Any]:
             return np.stack([*values, *[values[0]] * (ROUNDS_AT_ONCE - count)])
 
-        states, reports = self._training[jobs[0][1].group].rounds(
+        states, reports = self._training[jobs[0][1].group, False].rounds(
             params,
             velocity,
             self.x,
@@ -371,9 +378,24 @@ def _words(key: hashing.Key) -> NDArray[np.uint32]:
     return np.concatenate(key)
 
 
-def _fill(losses: Float32Array, norms: Float32Array, piece: _Piece, report: Array) -> None:
-    """Put the (2, c) report of a piece where its clients stand in the cohort."""
-    losses[piece.places], norms[piece.places] = np.asarray(report)[:, : len(piece.places)]
+def _in_order(pieces: Sequence[_Piece], reports: Sequence[Array]) -> tuple[Float32Array, Float32Array, Float32Array]:
+    """(k,) losses, (k,) norms and (k, s) sketches in the order of the cohort, from the (2 + s, c) of its pieces."""
+    columns = np.empty((len(reports[0]), sum(len(piece.places) for piece in pieces)), np.float32)
+    for piece, report in zip(pieces, reports, strict=True):
+        columns[:, piece.places] = np.asarray(report)[:, : len(piece.places)]
+    return columns[0], columns[1], columns[2:].T
+
+
+def head_update(update: Params) -> Array:
+    """The update of the last layer's bias: the last one-dimensional array of the model.
+
+    A model without one is described by the mean over the inputs of its last array.
+    """
+    leaves = jax.tree.leaves(update)
+    biases = [leaf for leaf in leaves if leaf.ndim == 1]
+    if biases:
+        return biases[-1]
+    return leaves[-1].reshape(-1, leaves[-1].shape[-1]).mean(axis=0)
 
 
 def _means(values: Array) -> tuple[float, float]:

@@ -36,6 +36,8 @@ __all__ = [
 
 Array = Any
 Params = Any
+Describe = Callable[[Params], Array]
+"""update -> (s,): a short description of it."""
 
 
 @jax.tree_util.register_dataclass
@@ -84,18 +86,21 @@ def _members(cohort: Cohort, first: Array, group: int) -> tuple[Array, Array]:
     return cut(cohort.table, first, group, axis=1), cut(cohort.floats, first, group, axis=1)
 
 
-def cohort_program(task: Task, local: LocalTraining, batch: int, group: int) -> Callable[..., Any]:
-    """(params, x, y, words of the round's key, cohort, lr) -> weighted sum of updates, (c,) train loss, (c,) norm.
+def cohort_program(
+    task: Task, local: LocalTraining, batch: int, group: int, describe: Describe | None = None
+) -> Callable[..., Any]:
+    """(params, x, y, words of the round's key, cohort, lr) -> weighted sum of updates, (2 + s, c) reports.
 
-    An update that is not finite has norm NaN or infinity and never enters the sum.
+    The reports are the training loss, the norm of the update and, with `describe`, its sketch of length s. An update
+    that is not finite has norm NaN or infinity and never enters the sum.
     """
     several = _group_trainer(task, local, batch, group)
 
     def program(params: Params, x: Array, y: Array, words: Array, cohort: Cohort, lr: Array) -> Any:
         capacity = cohort.table.shape[1]
 
-        def body(index: Array, carry: tuple[Params, Array, Array]) -> tuple[Params, Array, Array]:
-            total, losses, norms = carry
+        def body(index: Array, carry: tuple[Params, Array]) -> tuple[Params, Array]:
+            total, reports = carry
             table, (weights, poison) = _members(cohort, index * group, group)
             updates, loss = several(params, x, y, words, table, poison, lr)
             squares = sum(jnp.sum(leaf.reshape(group, -1) ** 2, axis=1) for leaf in jax.tree.leaves(updates))
@@ -107,14 +112,13 @@ def cohort_program(task: Task, local: LocalTraining, batch: int, group: int) -> 
                 kept = jnp.where(usable.reshape(shape), update, 0.0)
                 return so_far + jnp.tensordot(weights, kept, axes=1)
 
-            return (
-                jax.tree.map(add, total, updates),
-                lax.dynamic_update_slice_in_dim(losses, loss, index * group, 0),
-                lax.dynamic_update_slice_in_dim(norms, norm, index * group, 0),
-            )
+            sketch = [] if describe is None else [jax.vmap(describe)(updates).T]
+            new = jnp.concatenate([loss[None], norm[None], *sketch])
+            reports = lax.dynamic_update_slice_in_dim(reports, new, index * group, 1)
+            return jax.tree.map(add, total, updates), reports
 
-        nothing = jnp.full(capacity, jnp.nan, jnp.float32)
-        start = (jax.tree.map(jnp.zeros_like, params), nothing, nothing)
+        width = 2 if describe is None else 2 + jax.eval_shape(describe, params).shape[0]
+        start = (jax.tree.map(jnp.zeros_like, params), jnp.full((width, capacity), jnp.nan, jnp.float32))
         return lax.fori_loop(0, (cohort.count + group - 1) // group, body, start)
 
     return program
@@ -142,7 +146,9 @@ def vector_program(
 def _step(server: ServerStep, params: Params, velocity: Params, parts: Any, weights: Any, lr: Array) -> Any:
     """Add up the parts of a cohort and take the server step; without any weight nothing changes."""
     total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *[part[0] for part in parts])
-    counted = [jnp.any(jnp.isfinite(part[2]) & (given > 0)) for part, given in zip(parts, weights, strict=True)]
+    counted = [
+        jnp.any(jnp.isfinite(reports[1]) & (given > 0)) for (_, reports), given in zip(parts, weights, strict=True)
+    ]
     any_weight = jnp.any(jnp.stack(counted))
     if server.momentum or server.weight_decay:
         gradient = jax.tree.map(lambda s, w: server.weight_decay * w - s, total, params)
@@ -167,16 +173,18 @@ def server_program(server: ServerStep) -> Callable[..., Any]:
     return partial(_step, server)
 
 
-def round_program(task: Task, local: LocalTraining, server: ServerStep, batch: int, group: int) -> Callable[..., Any]:
-    """A whole round in one call, for a cohort that is not split: -> (params, velocity, (2, c) losses and norms)."""
-    train = cohort_program(task, local, batch, group)
+def round_program(
+    task: Task, local: LocalTraining, server: ServerStep, batch: int, group: int, describe: Describe | None = None
+) -> Callable[..., Any]:
+    """A whole round in one call, for a cohort that is not split: -> (params, velocity, reports)."""
+    train = cohort_program(task, local, batch, group, describe)
 
     def program(
         params: Params, velocity: Params, x: Array, y: Array, words: Array, cohort: Cohort, rates: Array
     ) -> Any:
         part = train(params, x, y, words, cohort, rates[0])
         params, velocity = _step(server, params, velocity, [part], [cohort.floats[0]], rates[1])
-        return params, velocity, jnp.stack([part[1], part[2]])
+        return params, velocity, part[1]
 
     return program
 
