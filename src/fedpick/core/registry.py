@@ -23,6 +23,7 @@ __all__ = ["BUILT_IN", "broken", "cite", "get", "load", "name_of", "names", "par
 ENTRY_POINT_GROUP = "fedpick.policies"
 
 BUILT_IN: dict[str, str] = {
+    "herd": "fedpick.policies.herd:Herd",
     "uniform": "fedpick.policies.uniform:Uniform",
     "md": "fedpick.policies.md:MD",
     "pow-d": "fedpick.policies.pow_d:PowD",
