@@ -69,10 +69,10 @@ def reference(
 
 
 def selection_rates(importance: FloatArray, size: int) -> FloatArray:
-    """q: proportional to importance, at most 1 each, with the sum `size` (or one for every client of positive share)."""
+    """q: proportional to importance, at most 1 each, with the sum `size`, or 1 for all if there are too few clients."""
     rates = np.zeros(len(importance))
     free = importance > 0
-    left = float(min(size, np.count_nonzero(free)))
+    left = min(size, int(np.count_nonzero(free)))
     while left > 0:
         share = importance * (left / importance[free].sum())
         full = free & (share >= 1)
@@ -80,7 +80,7 @@ def selection_rates(importance: FloatArray, size: int) -> FloatArray:
             rates[free] = share[free]
             break
         rates[full] = 1.0
-        left -= np.count_nonzero(full)
+        left -= int(np.count_nonzero(full))
         free &= ~full
     return rates
 
@@ -187,16 +187,15 @@ class Herd(Policy[HerdState]):
     def _described(self, state: HerdState, clients: Clients) -> FloatArray:
         """(N, s) z: centred over the known clients, 0 for the others."""
         if self.source == "labels" and clients.label_histogram is not None:
-            total = clients.label_histogram.sum(axis=1, keepdims=True)
-            raw = np.divide(
-                clients.label_histogram, total, out=np.full_like(clients.label_histogram, np.nan), where=total > 0
-            )
+            histogram = clients.label_histogram
+            total = histogram.sum(axis=1, keepdims=True)
+            raw = np.divide(histogram, total, out=np.full_like(histogram, np.nan), where=total > 0)
         elif self.source == "features" and clients.features is not None:
             raw = clients.features
         else:
             raw = state.sketch
         known = ~np.isnan(raw).any(axis=1)
-        described = np.zeros_like(raw)
+        described: FloatArray = np.zeros_like(raw)
         if self.alpha > 0 and self.source != "none" and known.any():
             described[known] = raw[known] - raw[known].mean(axis=0)
         return described
