@@ -89,12 +89,14 @@ def selection_rates(importance: FloatArray, size: int) -> FloatArray:
 class HerdState:
     """What every client is owed, and how it is described."""
 
+    known: IntArray
+    """(K,) the clients whose sketch is known, ascending; clients never change their number."""
+    sketches: FloatArray
+    """(K, s) running mean of their normalised sketches."""
     debt: FloatArray = per_client()
     """(N,) c, before the importance of the coming round is added."""
     recent: FloatArray = per_client()
     """(N,) b, likewise."""
-    sketch: FloatArray = per_client()
-    """(N, s) running mean of the normalised sketches; NaN: not known yet."""
 
 
 @final
@@ -136,8 +138,10 @@ class Herd(Policy[HerdState]):
 
     def init(self, clients: Clients, rng: np.random.Generator) -> HerdState:
         """Nobody is owed anything; a newcomer starts like that too."""
-        count = len(clients)
-        return HerdState(debt=np.zeros(count), recent=np.zeros(count), sketch=np.full((count, 1), np.nan))
+        nobody = np.empty(0, dtype=np.int64)
+        return HerdState(
+            known=nobody, sketches=np.empty((0, 0)), debt=np.zeros(len(clients)), recent=np.zeros(len(clients))
+        )
 
     def select(self, state: HerdState, context: RoundContext, rng: np.random.Generator) -> tuple[Selection, HerdState]:
         """Minimise J over the cohorts of available clients."""
@@ -186,18 +190,16 @@ class Herd(Policy[HerdState]):
 
     def _described(self, state: HerdState, clients: Clients) -> FloatArray:
         """(N, s) z: centred over the known clients, 0 for the others."""
+        known, raw = state.known, state.sketches
         if self.source == "labels" and clients.label_histogram is not None:
-            histogram = clients.label_histogram
-            total = histogram.sum(axis=1, keepdims=True)
-            raw = np.divide(histogram, total, out=np.full_like(histogram, np.nan), where=total > 0)
+            known = np.flatnonzero(clients.label_histogram.any(axis=1))
+            raw = clients.label_histogram[known] / clients.label_histogram[known].sum(axis=1, keepdims=True)
         elif self.source == "features" and clients.features is not None:
-            raw = clients.features
-        else:
-            raw = state.sketch
-        known = ~np.isnan(raw).any(axis=1)
-        described: FloatArray = np.zeros_like(raw)
-        if self.alpha > 0 and self.source != "none" and known.any():
-            described[known] = raw[known] - raw[known].mean(axis=0)
+            known, raw = np.arange(len(clients)), clients.features
+        if self.alpha == 0 or self.source == "none" or len(known) == 0:
+            return np.zeros((len(clients), 1))
+        described = np.zeros((len(clients), raw.shape[1]))
+        described[known] = raw - raw.mean(axis=0)
         return described
 
     def _search(
@@ -250,13 +252,19 @@ class Herd(Policy[HerdState]):
         if not told.any():
             return state
         clients, new = outcome.clients[told], outcome.sketch[told] / length[told][:, None]
-        sketch = state.sketch
-        if sketch.shape[1] != new.shape[1]:
-            sketch = np.full((len(sketch), new.shape[1]), np.nan)
-        old = sketch[clients]
-        sketch = sketch.copy()
-        sketch[clients] = np.where(np.isnan(old), new, 0.5 * (old + new))
-        return replace(state, sketch=sketch)
+        if state.sketches.shape[1] != new.shape[1]:  # nothing known yet, or another model
+            state = replace(state, known=np.empty(0, dtype=np.int64), sketches=np.empty((0, new.shape[1])))
+        order = np.argsort(clients)
+        clients, new = clients[order], new[order]
+        places = np.searchsorted(state.known, clients)
+        seen = np.isin(clients, state.known[places[places < len(state.known)]])
+        sketches = state.sketches.copy()
+        sketches[places[seen]] = 0.5 * (sketches[places[seen]] + new[seen])
+        return replace(
+            state,
+            known=np.insert(state.known, places[~seen], clients[~seen]),
+            sketches=np.insert(sketches, places[~seen], new[~seen], axis=0),
+        )
 
 
 def _swap(
