@@ -386,6 +386,21 @@ def test_a_newcomer_that_does_not_answer_delays_no_round():
     assert strategy.roster.keys[-1] == "partition:7"
 
 
+def test_a_first_node_that_is_slow_is_in_the_first_round_with_the_others():
+    class SlowFirst(FakeGrid):
+        """Starting the engine takes longer than the first query waits."""
+
+        def send_and_receive(self, messages, *, timeout=None):
+            sent = list(messages)
+            identities = list(self.push_messages(sent))
+            return [] if len(self.sent) == 1 else self.pull_messages(identities)
+
+    strategy = with_policy(flower.FedAvg(), UNIFORM)
+    start(strategy, SlowFirst(federation(5).nodes), rounds=1)
+    assert strategy.roster.keys == [f"partition:{index}" for index in range(5)]
+    assert len(strategy.history[0].clients) == 5
+
+
 def app_of(node, **options):
     """The node's ClientApp again, with other options and without `answer_probes`, errors as SuperNodes send them."""
     app = ClientApp(**options)

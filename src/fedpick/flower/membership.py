@@ -339,6 +339,7 @@ class Membership:
             new = new[1:]
             if self._answers is not False:
                 replies |= self._exchange(grid, new, self._settings.probe_timeout)
+                replies |= self._late_descriptions(grid)  # the first node may have answered meanwhile
         elif new and self._answers is not False:
             replies |= self._exchange(grid, new, self._settings.probe_timeout)
         reported = {node: _reported(reply) for node, reply in replies.items() if node in unknown and _reachable(reply)}
