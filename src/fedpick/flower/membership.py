@@ -41,8 +41,6 @@ ROSTER_FILE = "roster.npz"
 _FORMAT = "fedpick-roster"
 _PAUSES = (0.05, 1.0)
 """The first and the longest pause, in seconds, between two looks at the grid."""
-_FIRST_QUERY_SECONDS = 10.0
-"""How long the first describe query may delay the others."""
 _MAX_LABELS = 2**16
 """The largest width of a label histogram: with 1,000 clients the table takes half a gigabyte."""
 # Error codes that the SuperLink writes for a node it cannot reach: message or reply unavailable, node unavailable.
@@ -335,7 +333,7 @@ class Membership:
             replies |= self._late_descriptions(grid)
         elif new and self._answers is None and len(new) > 1:
             # All nodes run one ClientApp. If it has no function for queries, one error tells it, with one traceback.
-            replies |= self._exchange(grid, new[:1], min(self._settings.probe_timeout, _FIRST_QUERY_SECONDS))
+            replies |= self._exchange(grid, new[:1], self._settings.probe_timeout)
             new = new[1:]
             if self._answers is not False:
                 replies |= self._exchange(grid, new, self._settings.probe_timeout)
