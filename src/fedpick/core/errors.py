@@ -1,4 +1,4 @@
-"""The errors that fedpick raises on purpose.
+"""The errors that fedpick raises on purpose, and its category of warnings.
 
 FedpickError
 ├── InvalidInput (ValueError)        a value that cannot be used: what was expected, what came, what to do
@@ -11,6 +11,8 @@ FedpickError
 ├── DataError (RuntimeError)         a data set could not be found, fetched or verified
 ├── TrainingFailed (RuntimeError)    no client of a federation was ready, or none completed a round
 └── PolicyCheckFailed (AssertionError)  the conformance kit found a policy that breaks the contract
+
+FedpickWarning (UserWarning)         training goes on, but probably not as the user meant
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Iterable
 __all__ = [
     "DataError",
     "FedpickError",
+    "FedpickWarning",
     "InvalidInput",
     "InvalidSelection",
     "MissingDependency",
@@ -36,6 +39,10 @@ __all__ = [
 
 class FedpickError(Exception):
     """The base class of every error that fedpick raises on purpose."""
+
+
+class FedpickWarning(UserWarning):
+    """Training goes on, but probably not as the user meant."""
 
 
 class InvalidInput(FedpickError, ValueError):

@@ -1,0 +1,84 @@
+"""Warnings about signals that do not arrive. Without them a policy that learns nothing would look like a bad policy."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedpick.core import registry
+from fedpick.core.errors import FedpickWarning
+from fedpick.core.policy import Policy, Signal
+from fedpick.core.types import Measurement, Outcome, Probe
+
+__all__ = ["PATIENCE", "SignalWatch"]
+
+PATIENCE = 3
+"""Rounds in a row without a usable value before the warning: clients may fail in one round."""
+
+
+class SignalWatch:
+    """Counts the rounds in which a needed signal did not arrive. Warns once per signal."""
+
+    def __init__(self, policy: Policy[Any], *, check_trials: bool) -> None:
+        self._policy = policy
+        self._reports = tuple(signal for signal in sorted(policy.needs) if signal.startswith("outcome."))
+        self._check_trials = check_trials and Signal.TRIAL in policy.needs
+        self._answered: dict[Signal, bool] = {}
+        self._missed: Counter[Signal] = Counter()
+        self._warned: set[Signal] = set()
+
+    def asked(self, probes: Sequence[Probe], measurements: Sequence[Measurement]) -> None:
+        """Note which probes got an answer. If a round is asked again, the last answers count."""
+        self._answered = {}
+        untried: Measurement | None = None
+        for probe, answers in zip(probes, measurements, strict=True):
+            if len(probe.clients) == 0:
+                continue
+            came = not np.isnan(answers.values).all()
+            self._answered[probe.signal] = self._answered.get(probe.signal, False) or came
+            if probe.trial is None:
+                untried = answers
+            elif self._check_trials and came and untried is not None and _same(answers, untried):
+                self._warn(
+                    Signal.TRIAL,
+                    "asks for losses after a trial cohort, and `measure` returned the losses of the current model. "
+                    "Where probe.trial is not None, train probe.trial.clients, measure the resulting model and discard "
+                    "it",
+                )
+
+    def told(self, outcome: Outcome) -> None:
+        """Count the signals of the round. A round in which no client completed says nothing about reports."""
+        arrived = self._answered
+        if outcome.completed.any():
+            reports = {signal: getattr(outcome, _field(signal))[outcome.completed] for signal in self._reports}
+            arrived = arrived | {signal: not np.isnan(values).all() for signal, values in reports.items()}
+        for signal, came in arrived.items():
+            self._missed[signal] = 0 if came else self._missed[signal] + 1
+            if self._missed[signal] < PATIENCE:
+                continue
+            if signal in self._reports:
+                name = _field(signal)
+                advice = f"needs Outcome.{name}, and no client reported it in {PATIENCE} rounds. Report it with "
+                self._warn(signal, f"{advice}session.tell(Outcome(..., {name}=...))")
+            else:
+                advice = f"asks clients for {signal.value!r}, and none answered in {PATIENCE} rounds. Let `measure` "
+                self._warn(signal, f"{advice}return one finite value per client in probe.clients")
+
+    def _warn(self, signal: Signal, sentence: str) -> None:
+        if signal not in self._warned:
+            self._warned.add(signal)
+            name = registry.name_of(self._policy) or type(self._policy).__name__
+            # Level 4 is the caller of Session.ask or Session.tell.
+            warnings.warn(f"{name} {sentence}, or choose a policy that does without.", FedpickWarning, stacklevel=4)
+
+
+def _field(signal: Signal) -> str:
+    return signal.partition(".")[2]
+
+
+def _same(first: Measurement, second: Measurement) -> bool:
+    return np.array_equal(first.clients, second.clients) and np.array_equal(first.values, second.values, equal_nan=True)
