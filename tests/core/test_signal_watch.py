@@ -91,3 +91,8 @@ def test_a_measure_that_ignores_trials_is_one_warning():
     assert "train probe.trial.clients" in said
     assert play(Session(fedcor(), CLIENTS), 8, measure=tries) == []
     assert play(Session(fedcor(updates="round"), CLIENTS), 8, measure=ignores) == []
+
+
+def test_a_driver_that_states_its_signals_warns_by_itself():
+    session = Session(fedpick.policies.get("afl"), CLIENTS, provides=frozenset({fedpick.Signal.OUTCOME_LOSS}))
+    assert play(session, 8) == []

@@ -54,8 +54,8 @@ class Session:
         policy: the policy.
         clients: the table of clients.
         seed: the seed of all the policy's random choices.
-        provides: the signals that the driver provides. A policy that needs more is refused. None: not checked at the
-            start. In both cases a needed signal that does not arrive for three rounds is a `FedpickWarning`.
+        provides: the signals that the driver provides. A policy that needs more is refused. None: not checked; instead
+            the session warns (`FedpickWarning`) if a needed signal does not arrive for three rounds.
         report_limit: reports beyond this limit count as no answer.
 
     Attributes:
@@ -94,7 +94,7 @@ class Session:
         self._provides = provides
         self._report_limit = number("Session", "report_limit", "(0, inf]", value=report_limit)
         self._state = policy.init(clients, stream(self.seed, 0, Purpose.INIT))
-        self._watch = SignalWatch(policy, check_trials=provides is None)
+        self._watch = SignalWatch(policy) if provides is None else None
         self._pending: tuple[Selection, Any] | None = None
         """The selection that was asked for last, and the state that `tell` commits with it."""
         self._saved_in: Path | None = None
@@ -132,7 +132,8 @@ class Session:
             answers = [self._answer(probe, context, measure) for probe in probes]
             context = replace(context, measurements=tuple(measurement for measurement, _ in answers))
             rejected = sum(count for _, count in answers)
-            self._watch.asked(probes, context.measurements)
+            if self._watch is not None:
+                self._watch.asked(probes, context.measurements)
         selection, state = self.policy.select(self._state, context, stream(self.seed, self.round, Purpose.SELECT))
         _check_selection(selection, context, self.policy)
         notes: dict[str, Any] = {}
@@ -182,7 +183,8 @@ class Session:
         self._state = self.policy.observe(state, outcome)
         self._pending = None
         self.round += 1
-        self._watch.told(outcome)
+        if self._watch is not None:
+            self._watch.told(outcome)
         return {"rejected_reports": rejected} if rejected else {}
 
     def grow(self, clients: Clients) -> None:

@@ -1,4 +1,7 @@
-"""Warnings about signals that do not arrive. Without them a policy that learns nothing would look like a bad policy."""
+"""Warnings about signals that do not arrive. Without them a policy that learns nothing would look like a bad policy.
+
+A driver that passes `provides` to its session warns by itself, in its own words: the Flower adapter does.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,9 @@ PATIENCE = 3
 class SignalWatch:
     """Counts the rounds in which a needed signal did not arrive. Warns once per signal."""
 
-    def __init__(self, policy: Policy[Any], *, check_trials: bool) -> None:
+    def __init__(self, policy: Policy[Any]) -> None:
         self._policy = policy
         self._reports = tuple(signal for signal in sorted(policy.needs) if signal.startswith("outcome."))
-        self._check_trials = check_trials and Signal.TRIAL in policy.needs
         self._answered: dict[Signal, bool] = {}
         self._missed: Counter[Signal] = Counter()
         self._warned: set[Signal] = set()
@@ -42,7 +44,7 @@ class SignalWatch:
             self._answered[probe.signal] = self._answered.get(probe.signal, False) or came
             if probe.trial is None:
                 untried = answers
-            elif self._check_trials and came and untried is not None and _same(answers, untried):
+            elif came and untried is not None and _same(answers, untried):
                 self._warn(
                     Signal.TRIAL,
                     "asks for losses after a trial cohort, and `measure` returned the losses of the current model. "
