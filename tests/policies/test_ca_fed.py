@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from fractions import Fraction
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -384,3 +386,59 @@ def test_a_million_clients_take_less_than_two_seconds_and_a_gibibyte(kappa2):
     tracemalloc.stop()
     assert peak < 2**30
     assert selection.diagnostics["excluded"] > 0
+
+
+def exact_problem(rng: np.random.Generator) -> dict[str, Any]:
+    """A problem in fractions with small denominators, as arrays of objects. Ties are frequent."""
+    count = int(rng.integers(2, 9))
+
+    def fractions(low: int, high: int, denominators: tuple[int, ...]) -> np.ndarray:
+        tops, bottoms = rng.integers(low, high, count), rng.choice(denominators, count)
+        return np.array([Fraction(int(top), int(bottom)) for top, bottom in zip(tops, bottoms, strict=True)])
+
+    sizes = fractions(1, 5, (1,))
+    return {
+        "importance": sizes / sizes.sum(),
+        "gap": fractions(0, 5, (1, 3, 4, 7)),
+        "correlation": fractions(-4, 5, (5, 7)),
+        "availability": fractions(1, 4, (3, 5, 7)),
+        "kappa2": Fraction(int(rng.integers(0, 9)), int(rng.choice((3, 16)))),
+        "tau": Fraction(int(rng.integers(0, 2)), 9),
+    }
+
+
+def in_floats(problem: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.astype(float) if np.ndim(value) else float(value) for name, value in problem.items()}
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+def test_exact_ties_keep_clients_as_in_exact_arithmetic(order):
+    # Dropping the client of size 4 lowers the proxy by exactly 0.
+    importance = np.array([1, 1, 4])[list(order)] * Fraction(1, 6)
+    gap = np.array([Fraction(0), Fraction(1, 2), Fraction(3, 4)])[list(order)]
+    equal = np.full(3, Fraction(1, 2))
+    rest = {"correlation": equal, "availability": equal, "kappa2": Fraction(1, 4), "tau": Fraction(0)}
+    problem = {"importance": importance, "gap": gap, **rest}
+    assert included_clients_reference(**problem).all()
+    assert included_clients(**in_floats(problem)).all()
+
+
+def test_the_passes_equal_exact_arithmetic_in_ties_too():
+    rng, ties = np.random.default_rng(27), 0
+    for _ in range(1500):
+        problem = exact_problem(rng)
+        exact = included_clients_reference(**problem)
+        np.testing.assert_array_equal(included_clients(**in_floats(problem)), exact)
+        nearly = {**problem, "tau": problem["tau"] - Fraction(1, 10**15)}
+        ties += not np.array_equal(included_clients_reference(**nearly), exact)
+    assert ties > 20
+
+
+def test_equal_correlations_go_by_index_however_they_were_counted():
+    # Both clients have the correlation 1/6: 2/3 - 1/2 and 1/2 - 1/3, which differ in the last bit.
+    first, second = 2 / 3 - 1 / 2, 1 / 2 - 1 / 3
+    assert first != second
+    base = {"importance": np.full(4, 0.25), "gap": np.array([1.0, 1.0, 0.0, 0.0]), "kappa2": 0.5, "tau": 0.0}
+    for pair in ((first, second), (second, first)):
+        got = included_clients(**base, correlation=np.array([*pair, 0.0, 0.0]), availability=np.full(4, 0.5))
+        np.testing.assert_array_equal(got, [False, True, True, True])

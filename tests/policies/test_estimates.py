@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -218,3 +220,15 @@ def test_adafed_refuses_an_unknown_normalisation():
 @pytest.mark.parametrize("check", sorted(set(CHECKS) - {"one_million_clients", "same_selections_in_other_processes"}))
 def test_conformance_with_an_oracle(name, check):
     CHECKS[check](oracle(name))
+
+
+def test_an_estimate_of_exactly_one_half_is_more_available():
+    # Masks 1, 0, 1: P(on | off) = (1 + 1) / (1 + 2) and P(on | on) = (0 + 1) / (1 + 2), so pi = (2/3) / (2/3 + 2/3).
+    on, off = Fraction(1, 3), Fraction(2, 3)
+    assert off / (off + 1 - on) == Fraction(1, 2)
+    policy, clients = fedpick.policies.get("more-available", estimates="bayes-chain"), table()
+    state = None
+    for index, available in enumerate((1, 0, 1)):
+        selection, state = select(policy, clients, [available] * 4, state=state, index=index)
+    np.testing.assert_array_equal(selection.clients, [0, 1, 2, 3])
+    assert selection.diagnostics["excluded"] == 0

@@ -10,6 +10,9 @@
 The mask of round t is counted before round t is decided, as in CA-Fed's algorithm 1 (line 3 receives the set of
 available clients, line 4 updates the estimates, line 5 uses them). An available client has therefore been seen
 available at least once, and its estimate is above 0 even with prior = 0.
+
+Estimates are ratios of counts, so exact ties are common, and floating-point numbers miss them in the last bits:
+2/3 - 1/2 is not 1/2 - 1/3. Comparisons between estimates therefore treat numbers closer than `TIE` as equal.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from fedpick.core.validation import choice, number
 
 __all__ = [
     "RODIO",
+    "TIE",
     "AvailabilityAware",
     "availability_of",
     "check_estimates",
@@ -44,8 +48,14 @@ __all__ = [
     "count_mask",
     "inverse_weights",
     "oracle_signals",
+    "ranked",
     "sample_within_budget",
 ]
+
+TIE = 1e-12
+"""Numbers that differ by less, relative to the largest of their kind (1 for probabilities), are equal.
+
+Far above the rounding error of the sums, far below any difference that matters."""
 
 _SOURCES = ("bayes", "bayes-chain", "oracle")
 
@@ -112,6 +122,21 @@ def _column(column: FloatArray | None) -> FloatArray:
             "estimates='oracle' needs Clients.availability (and Clients.correlation for ca-fed). Got None."
         )
     return column
+
+
+def ranked(values: FloatArray) -> IntArray:
+    """The positions of probabilities or correlations in ascending order; ties by index.
+
+    >>> ranked(np.array([0.5, 2 / 3 - 1 / 2, 1 / 2 - 1 / 3]))    # 1/6 twice, the second smaller by the last bit
+    array([1, 2, 0])
+    """
+    order = np.argsort(values, kind="stable")
+    steps = np.diff(values[order])
+    if not ((steps > 0) & (steps < TIE)).any():
+        return order
+    rank = np.empty(len(values), dtype=np.int64)
+    rank[order] = np.concatenate([[0], np.cumsum(steps >= TIE)])
+    return np.argsort(rank, kind="stable")
 
 
 def inverse_weights(availability: FloatArray, eligible: BoolArray, context: RoundContext) -> FloatArray:

@@ -49,12 +49,14 @@ from fedpick.core.types import Clients, Probe, RoundContext, Selection
 from fedpick.core.validation import assign, choice, number, require, whole
 from fedpick.policies._estimates import (
     RODIO,
+    TIE,
     availability_of,
     check_estimates,
     correlation_of,
     count_mask,
     inverse_weights,
     oracle_signals,
+    ranked,
     sample_within_budget,
 )
 
@@ -64,8 +66,6 @@ __all__ = ["CAFed", "CAFedState", "gaps", "included_clients", "included_clients_
 _MASK_LIMIT = 5000
 # Clients of a pass that are filtered at once. At a million clients the filter halves the time of the plain loop.
 _BLOCK = 4096
-# Far above the rounding error of the running sums, relative to the largest gap.
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -242,13 +242,12 @@ def included_clients(
     if largest <= 0 or np.isinf(kappa2):
         return included  # the first term is 0 already, or any bias costs infinitely much
     share = importance / importance.sum()
-    # The decrease depends on gap_k minus the mean gap only. Measured from the smallest gap, equal gaps are exactly 0,
-    # so that rounding never drops a client in a tie.
+    # The decrease depends on gap_k minus the mean gap only. Measured from the smallest gap, the sums lose fewer digits.
     excess = gap - gap.min()
     for key in (-np.abs(correlation), availability):
         left = np.flatnonzero(included)
-        candidates = left[np.argsort(key[left], kind="stable")]
-        included[_dropped(candidates, share, excess, included, penalty=4 * kappa2 * largest, tau=tau)] = False
+        candidates = left[ranked(key[left])]
+        included[_dropped(candidates, share, excess, included, kappa2=kappa2, largest=largest, tau=tau)] = False
     return included
 
 
@@ -261,18 +260,21 @@ def included_clients_reference(
     kappa2: float,
     tau: float,
 ) -> BoolArray:
-    """Lines 5 to 22 of algorithm 1 as printed, with equation 20 from scratch for every client: O(N^2)."""
+    """Lines 5 to 22 of algorithm 1 as printed, with equation 20 from scratch for every client: O(N^2).
 
-    def proxy(weights: FloatArray) -> float:
+    Arrays of fractions give the exact answer, ties included.
+    """
+
+    def proxy(weights: FloatArray) -> Any:
         p = availability * weights / (availability @ weights)  # equation 4
-        distance = 0.5 * np.abs(importance - p).sum()
-        return float(p @ gap + 4 * kappa2 * distance**2 * gap.max())  # equation 20
+        distance = np.abs(importance - p).sum() / 2
+        return p @ gap + 4 * kappa2 * distance**2 * gap.max()  # equation 20
 
     weights = importance / availability  # line 5
     for key in (-np.abs(correlation), availability):  # lines 6 and 7
         for k in np.argsort(key, kind="stable"):
             without = weights.copy()
-            without[k] = 0.0
+            without[k] = 0
             if weights[k] > 0 and without.any() and proxy(weights) - proxy(without) > tau:
                 weights = without
     included: BoolArray = (weights > 0) | (importance == 0)
@@ -280,25 +282,33 @@ def included_clients_reference(
 
 
 def _dropped(
-    candidates: IntArray, share: FloatArray, excess: FloatArray, included: BoolArray, *, penalty: float, tau: float
+    candidates: IntArray,
+    share: FloatArray,
+    excess: FloatArray,
+    included: BoolArray,
+    *,
+    kappa2: float,
+    largest: float,
+    tau: float,
 ) -> list[int]:
     """One greedy pass: which of the candidates, given in the order of the pass, are dropped.
 
     With A and S the sums of share and share x excess over the clients left, and D = 1 - A, dropping client k lowers the
     proxy by
 
-        share_k [ (excess_k A - S) / (A (A - share_k)) - penalty (2 D + share_k) ].
+        share_k [ (excess_k A - S) / (A (A - share_k)) - penalty (2 D + share_k) ],    penalty = 4 kappa2 Gamma'.
 
-    The loop compares this with tau, both times A (A - share_k) to save the division. Each drop changes A, S and D for
-    the clients that follow, so the loop is sequential. To keep it short, most clients never enter it: while a block is
-    decided, A and S fall and D rises by at most the sums over the block, and a client that cannot be dropped even with
-    the sums most in favour of it is skipped.
+    The loop compares this with tau, both times A (A - share_k) to save the division: share_k excess_k A on one side,
+    the other terms, `cost`, on the other. In a tie the client stays, so a client is dropped only if the difference is
+    larger than rounding can make it. Each drop changes A, S and D for the clients that follow, so the loop is
+    sequential. To keep it short, most clients never enter it: while a block is decided, A and S fall and D rises by at
+    most the sums over the block. A client that cannot be dropped even with the sums most in favour of it is skipped.
     """
     kept, lost = float(share[included].sum()), float(share[~included].sum())
     weighted = float(share[included] @ excess[included])
     # Clients of importance 0 change nothing and are never dropped; one of positive importance must stay.
     spare = int(np.count_nonzero(share[included] > 0)) - 1
-    rounding = _ROUNDING * float(excess.max())
+    penalty, rounding = 4 * kappa2 * largest, TIE * largest
     dropped: list[int] = []
     for start in range(0, len(candidates), _BLOCK):
         block = candidates[start : start + _BLOCK]
@@ -308,7 +318,8 @@ def _dropped(
         possible = over * kept - (weighted - float(own @ over) - rounding) >= bias
         for client, s, e in zip(block[possible].tolist(), own[possible].tolist(), over[possible].tolist(), strict=True):
             area = kept * (kept - s)
-            if s * (e * kept - weighted - penalty * (2 * lost + s) * area) > tau * area and spare > 0:
+            cost = s * (weighted + penalty * (2 * lost + s) * area) + tau * area
+            if s * e * kept - cost > TIE * (s * largest + cost) and spare > 0:
                 dropped.append(client)
                 kept, lost, weighted, spare = kept - s, lost + s, weighted - s * e, spare - 1
     return dropped

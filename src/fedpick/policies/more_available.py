@@ -19,6 +19,7 @@ from fedpick.availability.estimators import AvailabilityCounts
 from fedpick.core.types import RoundContext, Selection
 from fedpick.policies._estimates import (
     RODIO,
+    TIE,
     AvailabilityAware,
     availability_of,
     count_mask,
@@ -47,10 +48,11 @@ class MoreAvailable(AvailabilityAware):
         """The eligible clients, or a uniform sample of them."""
         state = count_mask(self, state, context)
         availability = availability_of(self, state, context)
-        eligible = context.available & (availability >= 0.5)
+        often = availability > 0.5 - TIE
+        eligible = context.available & often
         weights = inverse_weights(availability, eligible, context)
         chosen, factor = sample_within_budget(eligible, context.budget, rng)
-        diagnostics = {"excluded": int(np.count_nonzero(availability < 0.5))}
+        diagnostics = {"excluded": int(np.count_nonzero(~often))}
         return Selection(
             clients=chosen, weights=weights[chosen] * factor, renormalize=False, diagnostics=diagnostics
         ), state
