@@ -147,3 +147,31 @@ def test_a_seed_fixes_everything(make):
 def test_impossible_options_are_refused(make, options, says):
     with pytest.raises(InvalidInput, match=says):
         make(**options)
+
+
+def test_alpha_changes_no_label_of_fedprox():
+    """One number added to all of a client's weights raises the scores of all classes alike."""
+    none, some, much = (Synthetic(alpha=alpha, num_clients=20, seed=1).load() for alpha in (0.0, 0.5, 100.0))
+    for other in (some, much):
+        assert np.array_equal(none.train_x, other.train_x)
+        assert np.array_equal(none.train_y, other.train_y)
+        assert not np.allclose(none.client_features, other.client_features)
+
+
+def test_alpha_moves_mixed_models_apart():
+    def disagreement(alpha):
+        """The share of common inputs on which the models of two clients differ."""
+        dataset = Synthetic(alpha=alpha, num_clients=20, models="mixed", seed=1).load()
+        models = dataset.client_features.reshape(20, 61, 10)
+        inputs = np.random.default_rng(0).normal(size=(500, 60)).astype(np.float32)
+        labels = (inputs @ models[:, 1:] + models[:, :1]).argmax(axis=2)
+        owner = dataset.groups
+        scores = np.einsum("nd,ndc->nc", dataset.train_x, models[owner, 1:]) + models[owner, 0]
+        assert (scores.argmax(axis=1) == dataset.train_y).mean() > 0.999  # labelled by these models
+        return (labels[::2] != labels[1::2]).mean()
+
+    shares = [disagreement(alpha) for alpha in (0.0, 0.1, 1.0, 10.0)]
+    assert shares[0] == 0
+    assert np.all(np.diff(shares) > 0.05)
+    with pytest.raises(InvalidInput, match="models"):
+        Synthetic(models="fedprox")

@@ -33,10 +33,12 @@ def _check_shape(settings: Synthetic | LeafSynthetic) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic:
-    """Synthetic(alpha, beta) of FedProx: alpha moves the local models apart, beta the local inputs.
+    """Synthetic(alpha, beta) of FedProx: beta moves the local inputs apart; alpha was meant to move the local models.
 
     Client k: u ~ N(0, alpha), W and b ~ N(u, 1); B ~ N(0, beta), v ~ N(B, 1), x ~ N(v, diag(j^-1.2)); y = argmax of
-    W x + b.
+    W x + b. The one number u raises the scores of all classes alike, so alpha changes no label: the data of all alphas
+    are equal, and the local models are independent draws even with alpha = 0. Only `client_features` depend on alpha.
+    `models="mixed"` is our variant in which alpha does what its name promises.
     """
 
     alpha: float = 1.0
@@ -52,6 +54,9 @@ class Synthetic:
     size_offset: int = 50
     spread: Literal["std", "variance"] = "std"
     """"std" reads alpha and beta as standard deviations, as the public code does; "variance" as in the papers."""
+    models: Literal["shifted", "mixed"] = "shifted"
+    """"shifted": FedProx's, as above; "mixed", ours: W and b are one draw from N(0, 1) for all clients plus N(0, alpha)
+    for each, entry by entry. With alpha = 0 all clients have one model."""
     test_fraction: float = 0.1
     """The last share of every client's examples makes up the central test set; 0: use a local test split."""
     features: bool = True
@@ -63,6 +68,7 @@ class Synthetic:
         for name in ("alpha", "beta"):
             number(self, name, "[0, inf)")
         choice(self, "spread", ("std", "variance"))
+        choice(self, "models", ("shifted", "mixed"))
         choice(self, "sizes", ("lognormal", "power-law"))
         whole(self, "size_offset", 1)
         if self.sizes == "power-law":  # it is the exponent there
@@ -75,10 +81,14 @@ class Synthetic:
         deviations = self.spread == "std"
         scale_u, scale_b = (self.alpha, self.beta) if deviations else (np.sqrt(self.alpha), np.sqrt(self.beta))
         model_shape = (self.dimension + 1, self.num_classes)
+        common = rng.standard_normal(model_shape) if self.models == "mixed" else None
 
         def draw(number: int) -> tuple[FloatArray, FloatArray]:
-            centres = rng.normal(0.0, scale_u, size=(number, 1, 1))
-            models = rng.normal(centres, 1.0, size=(number, *model_shape))
+            if common is None:
+                centres = rng.normal(0.0, scale_u, size=(number, 1, 1))
+                models = rng.normal(centres, 1.0, size=(number, *model_shape))
+            else:
+                models = rng.normal(common, scale_u, size=(number, *model_shape))
             return models, rng.normal(rng.normal(0.0, scale_b, size=(number, 1)), 1.0, size=(number, self.dimension))
 
         info = {
@@ -86,6 +96,7 @@ class Synthetic:
             "beta": self.beta,
             "sizes": self.sizes,
             "spread": self.spread,
+            "models": self.models,
             "seed": self.seed,
         }
         x, y, models = _examples(counts, draw, model_shape, 0.0, self.features, rng)
