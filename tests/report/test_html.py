@@ -88,7 +88,9 @@ def test_lines_are_means_and_deviations_over_the_seeds(store):
     np.testing.assert_allclose(line["sd"], runs.std(axis=0, ddof=1), rtol=1e-3)
     assert line["round"] == list(range(1, 31))
     assert line["bytes"] == [3000 * step for step in range(1, 31)]
-    np.testing.assert_allclose(line["seconds"], 0.012 * np.arange(1, 31), rtol=1e-4)
+    # No axis of wall time: it would show who compiled the programs.
+    assert chart.data["axes"] == ["round", "bytes"]
+    assert "seconds" not in line
 
 
 def test_bars_are_those_of_the_tables(store):

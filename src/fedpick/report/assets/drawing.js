@@ -5,7 +5,6 @@ const fedpickDrawing = (() => {
   const AXES = {
     round: { title: "round", format: "~s", suffix: "" },
     bytes: { title: "bytes sent, both ways", format: "~s", suffix: "B" },
-    seconds: { title: "wall time", format: "~s", suffix: " s" },
   };
 
   function withAlpha(hex, alpha) {

@@ -142,7 +142,7 @@
       shared[key] = value;
       return Promise.all(withAxes.map((chart) => draw(chart, theme())));
     };
-    const names = { round: "by round", bytes: "by bytes", seconds: "by wall time" };
+    const names = { round: "by round", bytes: "by bytes" };
     place.append(segment("axis", "Horizontal axis", withAxes[0].data.axes.map((axis) => [axis, names[axis]]), "round", update("axis")));
     const several = withAxes.some((chart) => chart.data.measures.some((measure) => Object.values(measure.series).some((line) => line.each)));
     if (several) place.append(segment("spread", "Lines", [["band", "mean and spread"], ["each", "every seed"]], "band", update("spread")));

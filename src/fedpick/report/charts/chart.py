@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.core.arrays import FloatArray
-from fedpick.report.analysis import PARTS, PolicyResults, Quantity, RunResults
+from fedpick.report.analysis import PolicyResults, Quantity, RunResults
 from fedpick.report.material import Material, RunHistory
 
 __all__ = ["Chart", "Measure", "Section", "Style", "cell", "column", "line_chart", "line_data", "numbers", "styles_of"]
@@ -173,13 +173,11 @@ def _line(
 
 
 def _steps(run: RunResults) -> dict[str, FloatArray]:
-    """The horizontal axes of a run: rounds from 1, bytes sent both ways, seconds of computation."""
+    """The horizontal axes of a run: rounds from 1, bytes sent both ways."""
     rounds = run.rounds
-    parts = [np.nan_to_num(rounds[f"{part}_seconds"]) for part in PARTS]
     return {
         "round": rounds["round"].astype(np.float64) + 1,
         "bytes": (rounds["bytes_down"] + rounds["bytes_up"]).astype(np.float64),
-        "seconds": np.cumsum(np.sum(parts, axis=0)),
     }
 
 

@@ -14,7 +14,7 @@ from fedpick.report.tables import DifferenceColumn, difference_columns
 
 __all__ = ["charts"]
 
-_AXES = ("round", "bytes", "seconds")
+_AXES = ("round", "bytes")
 _MOST_SWEEPS = 4
 
 

@@ -36,8 +36,8 @@ Figures = Iterator[tuple[str, "Figure"]]
 """(file name without suffix, figure)."""
 
 LINE_STYLES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
-_AXES = {"round": "round", "bytes": "megabytes sent, both ways", "seconds": "wall time in seconds"}
-_SCALES = {"round": 1.0, "bytes": 1e-6, "seconds": 1.0}
+_AXES = {"round": "round", "bytes": "megabytes sent, both ways"}
+_SCALES = {"round": 1.0, "bytes": 1e-6}
 _INK, _GREY = "#333333", "#767676"
 _LESS, _MIDDLE, _MORE = "#1667A8", "#F7F7F5", "#C9590B"
 _ABSENT, _PRESENT, _FAILED, _EXCLUDED, _SHUT_OUT = "#F3F4F5", "#C9D3DC", "#17212B", "#A8103A", "#F4D3DC"
