@@ -22,6 +22,11 @@ def test_tune_writes_a_spec_that_runs(fedpick, tmp_path):
     assert (tmp_path / "again.toml").read_text() == text
     code, out, err = fedpick("run", "spec-tuned.toml", "--no-report", "-p", "1")
     assert code == 0, err
+    assert fedpick("tune", "spec.toml", *rates)[0] == 0
+    code, out, _ = fedpick("report", "--no-html", "--format", "markdown")
+    assert "search for learning rates" not in out and "small: accuracy" in out
+    titles = [line.split("\t")[2] for line in fedpick("report", "--list")[1].splitlines()]
+    assert titles == ["small", "small: search for learning rates"]
     code, _, err = fedpick("tune", "spec.toml")
     assert code == 2
     assert "nothing to search" in err

@@ -71,7 +71,9 @@ def tune(
     grid = search.candidates(numbers_list(local_lr, "--local-lr") or [], numbers_list(server_lr, "--server-lr") or [])
     searched = search.grid_spec(chosen.override(seeds=seeds_option(seeds), rounds=rounds), grid, holdout=holdout)
     with closing(Store(store)) as opened:
-        outcome = run(searched, opened, processes=processes, progress=make_progress(quiet=quiet, as_json=False))
+        outcome = run(
+            searched, opened, processes=processes, latest=False, progress=make_progress(quiet=quiet, as_json=False)
+        )
         _require_complete(outcome)
         choices = search.choose(opened, outcome.experiment, chosen, grid, score=score, evaluations=evaluations)
     _print_scores(searched.title, choices, score, f"{searched.rounds} rounds, seeds {list(searched.seeds)}.")

@@ -65,12 +65,14 @@ def run(
     processes: int | None = None,
     address: str | None = None,
     restart: bool = False,
+    latest: bool = True,
     progress: Progress | None = None,
     stop: StopFlag | None = None,
 ) -> Report:
     """Bring every run of the spec to its number of rounds. Rounds in the store are not computed again.
 
-    Ctrl-C, or `stop.set()`, ends it after the rounds being computed. Call it again to resume.
+    Ctrl-C, or `stop.set()`, ends it after the rounds being computed. Call it again to resume. `latest` False: it does
+    not become the latest experiment of the store.
     """
     refuse_early([spec.settings_of(policy, spec.seeds[0]) for policy in spec.policies])
     if not restart:
@@ -78,7 +80,7 @@ def run(
         keys = [spec.run_key(policy, seed) for policy in spec.policies for seed in spec.seeds]
         for known in store.runs_with(keys):
             refuse_changed_files(known.manifest, known.settings)
-    experiment = store.experiment(store.register(spec))
+    experiment = store.experiment(store.register(spec, latest=latest))
     members = store.runs(experiment.id)
     if restart:
         for run_id in {member.id for member in members}:

@@ -5,7 +5,7 @@ Schema, version 1. Public: scripts may read it with any SQL tool. Rounds count f
 `fedpick_schema`   version, written_by                                     one row
 `experiments`      one row per spec (a set of policies x seeds on one setting)
     id, hash (SHA-256 of the spec, unique), title, spec (JSON, as the TOML), touched (grows with every `fedpick run`:
-    the largest is the latest), touched_at (UTC)
+    the largest is the latest; 0: a search of `fedpick tune`), touched_at (UTC)
 `members`          which runs belong to an experiment; one run may belong to several
     experiment_id, position (of the policy in the spec), seed, label (of the policy), run_id
 `federations`      one row per data set x partition x seed

@@ -271,10 +271,14 @@ class Store:
 
     # Experiments and runs
 
-    def register(self, spec: Spec) -> int:
-        """Add an experiment and its runs, keep those that exist, and return its id."""
+    def register(self, spec: Spec, *, latest: bool = True) -> int:
+        """Add an experiment and its runs, keep those that exist, and return its id.
+
+        With `latest` False it comes after all others in `experiments`.
+        """
         with self.writing() as connection:
             touched = (connection.scalar(sa.select(sa.func.max(tables.experiments.c.touched))) or 0) + 1
+            touched = touched if latest else 0
             values = {
                 "title": spec.title,
                 "spec": json.dumps(spec.to_dict()),
@@ -388,7 +392,9 @@ class Store:
 
     def experiments(self) -> list[Experiment]:
         """All of them, the latest first."""
-        query = sa.select(tables.experiments).order_by(tables.experiments.c.touched.desc())
+        query = sa.select(tables.experiments).order_by(
+            tables.experiments.c.touched.desc(), tables.experiments.c.id.desc()
+        )
         return [_experiment(row) for row in self._rows(query)]
 
     def experiment(self, which: str | int | None = None) -> Experiment:
