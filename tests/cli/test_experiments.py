@@ -6,9 +6,11 @@ import subprocess
 import sys
 import time
 import tomllib
+from contextlib import closing
 
 import pytest
 
+from fedpick.experiments.store import Store
 from tests.cli.conftest import SPEC
 
 pytest.importorskip("typer")
@@ -111,9 +113,14 @@ def test_compare_from_flags(fedpick):
     code, out, err = fedpick(
         "compare", "--dataset", "digits", "--policies", "uniform,pow-d", "--clients", "10", "--budget", "2",
         "--rounds", "2", "--task", "logistic", "--set", "local.epochs=1", "--no-report", "-p", "1",
+        "--set", "policies.pow-d.num_candidates=8",
     )  # fmt: skip
     assert code == 0, err
     assert "pow-d" in out
+    with closing(Store("results/fedpick.sqlite")) as store:
+        runs = store.runs(store.experiment().id)
+    assert sorted(run.seed for run in runs if run.policy == "pow-d") == [0, 1, 2]
+    assert {run.parameters["num_candidates"] for run in runs if run.policy == "pow-d"} == {8}
 
 
 def test_a_failing_run_has_code_1(fedpick, monkeypatch):

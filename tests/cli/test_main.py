@@ -25,6 +25,11 @@ pytest.importorskip("jax")
         (["compare", "--dataset", "digit"], "Did you mean 'digits'"),
         (["compare", "--dataset", "digits", "--policies", "fedcorr"], "Did you mean 'fedcor'"),
         (["compare", "--dataset", "digits", "--set", "alpha=1"], "section.key=value"),
+        (["compare", "--dataset", "digits", "--set", "policies.nosuch.x=1"], "There is no policy 'nosuch' to adjust"),
+        (["compare", "--dataset", "digits", "--set", "policies.pow-d.candidates=8"], "num_candidates"),
+        (["compare", "--dataset", "digits", "--set", "policies.pow-d.num_candidates=no"], "num_candidates"),
+        (["compare", "--dataset", "digits", "--set", "policies.pow-d=8"], "must be a table of hyper-parameters"),
+        (["compare", "--dataset", "digits", "--set", "local.lr=1", "--set", "local.lr.initial=1"], "to a table"),
         (["report"], "no results at"),
         (["check", "unifrm"], "Did you mean 'uniform'"),
         (["data", "get", "mnst"], "Did you mean 'mnist'"),
@@ -66,7 +71,7 @@ def test_what_is_our_mistake_keeps_its_traceback(fedpick, monkeypatch):
     def broken(path):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(spec, "load_spec", broken)
+    monkeypatch.setattr(spec, "load_specs", broken)
     with pytest.raises(ZeroDivisionError):
         fedpick("run", "spec.toml")
 

@@ -30,6 +30,8 @@ def test_settings_are_toml_values_or_words():
         "run": {"targets": [0.6, 0.7]},
         "data": {"path": "a=b"},
     }
-    for wrong in ("alpha=1", "partition.alpha", "partition.=1"):
+    nested = settings_list(["policies.pow-d.num_candidates=8", "policies.pow-d.local.lr=1"])
+    assert nested == {"policies": {"pow-d": {"num_candidates": 8, "local": {"lr": 1}}}}
+    for wrong in ("alpha=1", "partition.alpha", "partition.=1", "partition.a.=1"):
         with pytest.raises(InvalidInput, match=r"section\.key=value"):
             settings_list([wrong])

@@ -115,7 +115,10 @@ def compare(
     task: Annotated[str | None, typer.Option(autocompletion=complete_from("task"), help="The model.")] = None,
     lr: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any other key: --set partition.alpha=0.3 (repeatable).")
+        list[str] | None,
+        typer.Option(
+            "--set", help="Any other key, repeatable: --set partition.alpha=0.3, --set policies.pow-d.num_candidates=8."
+        ),
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     processes: ProcessesOption = None,
@@ -153,7 +156,7 @@ def compare(
 
 def demo(
     rounds: Annotated[int, typer.Option(help="Rounds per run.")] = 100,
-    seeds: Annotated[int, typer.Option(help="Seeds per policy.")] = 2,
+    seeds: Annotated[int, typer.Option(help="Seeds per policy.")] = 3,
     store: StoreOption = "demo/fedpick.sqlite",
     processes: ProcessesOption = None,
     quiet: QuietOption = False,

@@ -45,18 +45,24 @@ def seeds_option(text: str | None) -> int | list[int] | None:
 
 
 def settings_list(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Parse `section.key=value`. The value is TOML; a bare word is text."""
+    """Parse `section.key=value`; more dots are tables in tables. The value is TOML; a bare word is text."""
     changes: dict[str, dict[str, Any]] = {}
     for text in texts:
         path, found, value = text.partition("=")
         section, dot, key = path.strip().partition(".")
-        if not (found and dot and key):
+        if not (found and dot and all(key.split("."))):
             raise InvalidInput(f"--set must look like section.key=value, such as partition.alpha=0.3. Got {text!r}.")
         try:
             parsed = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             parsed = value.strip()
-        changes.setdefault(section, {})[key] = parsed
+        *tables, last = key.split(".")
+        place = changes.setdefault(section, {})
+        for name in tables:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise InvalidInput(f"--set sets {name!r} to a value and to a table of values. Got {text!r}.")
+        place[last] = parsed
     return changes
 
 

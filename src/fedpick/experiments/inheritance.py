@@ -51,13 +51,15 @@ class Resolved:
         return Resolved(source=over.source, content=content, places=places, variant=over.variant)
 
 
-def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any], source: str = "") -> dict[str, Any]:
     """The content of a spec with changes, merged as a file is merged over the one that it extends.
+
+    `source` is where the changes come from, for error messages.
 
     >>> merge({"task": {"name": "mlp", "rate": 0.1}, "run": {"rounds": 3}}, {"task": {"name": "logistic"}})
     {'task': {'name': 'logistic'}, 'run': {'rounds': 3}}
     """
-    return dict(Resolved(source="", content=base).under(Resolved(source="", content=changes)).content)
+    return dict(Resolved(source="", content=base).under(Resolved(source=source, content=changes)).content)
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,6 +85,9 @@ def _policies(base: Resolved, over: Resolved) -> list[tuple[Any, Places]]:
     if isinstance(given, Mapping):
         for label, table in given.items():
             places = _below(over.places, ("policies", label))
+            if not isinstance(table, Mapping):
+                message = f"policies.{label} must be a table of hyper-parameters. Got {table!r}."
+                raise SpecError([(places.get((), Place(over.source)), message)])
             if label in inherited:
                 old, old_places = inherited[label]
                 inherited[label] = (_merged(old, table), {**old_places, **places})

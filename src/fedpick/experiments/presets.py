@@ -59,7 +59,9 @@ _PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-DEMO_POLICIES = ("uniform", "pow-d", "afl", "fedcor", "fedgs")
+DEMO_POLICIES = ("uniform", "pow-d", "afl", "fedcor", "fedgs", "herd")
+_SEEDS = 3
+"""One seed shows no difference, and two rarely do."""
 
 
 def comparison(
@@ -70,7 +72,10 @@ def comparison(
     changes: Mapping[str, Mapping[str, Any]] | None = None,
     title: str | None = None,
 ) -> Spec:
-    """The preset of a data set with these policies; `changes` are keys to set, section by section."""
+    """The preset of a data set with these policies, three seeds each; `changes` are keys to set, section by section.
+
+    `changes["policies"]` has the hyper-parameters of a policy under its name.
+    """
     content = merge(_PRESETS.get(dataset, _IMAGES), {"data": {"name": dataset}})
     if partition is not None:
         natural = content["partition"]["name"] == "natural"
@@ -78,13 +83,13 @@ def comparison(
         content = merge(content, {"partition": {**shared, "name": partition}})
         if partition == "natural":
             content["partition"].pop("num_clients", None)
-    content = merge(content, changes or {})
-    content["policies"] = [{"name": name} for name in policies]
+    content = merge(content, {"run": {"seeds": _SEEDS}, "policies": [{"name": name} for name in policies]})
+    content = merge(content, changes or {}, source="command line")
     dealt = content["partition"]["name"]
     return parse_spec(content, source="command line", title=title or f"{dataset}, {dealt}")
 
 
-def demo(policies: Sequence[str] = DEMO_POLICIES, *, seeds: int = 2, rounds: int = 100) -> Spec:
+def demo(policies: Sequence[str] = DEMO_POLICIES, *, seeds: int = _SEEDS, rounds: int = 100) -> Spec:
     """Handwritten digits, two shards per client: small enough for two minutes on two cores."""
     changes = {"run": {"seeds": seeds, "rounds": rounds}}
     return comparison(dataset="digits", policies=policies, changes=changes, title="demo: digits, two shards per client")
