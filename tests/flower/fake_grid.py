@@ -227,6 +227,16 @@ def errors_become_replies(app):
     return call
 
 
+def unaware(grid: FakeGrid) -> FakeGrid:
+    """The same clients with a ClientApp that knows nothing of fedpick."""
+    for node in grid.nodes.values():
+        app = ClientApp()
+        app.train()(node.train)
+        app.evaluate()(node.evaluate)
+        node.app = errors_become_replies(app)
+    return grid
+
+
 def describe_queries(grid) -> list[int]:
     return [
         message.metadata.dst_node_id

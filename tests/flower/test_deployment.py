@@ -115,7 +115,7 @@ def summary(rounds: list[dict]) -> str:
 @pytest.mark.skipif(shutil.which("pgrep") is None, reason="pgrep (Debian's procps) is needed to kill the server app")
 @pytest.mark.parametrize(
     ("policy", "parameters"),
-    [("pow-d", "num_candidates=4"), ("fedcor", "warmup=3,interval=3,dimension=4")],
+    [("pow-d", "num_candidates=4"), ("fedcor", "warmup=3,interval=3,dimension=4"), ("herd", "")],
 )
 def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp_path, policy, parameters):
     output, state, marks = tmp_path / "run.json", tmp_path / "policy", tmp_path / "marks"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
 import fedpick
@@ -13,10 +12,10 @@ from tests.flower.fake_grid import (
     NAN,
     UNREADABLE,
     alter,
-    errors_become_replies,
     federation,
     node_of,
     start,
+    unaware,
     with_arrays,
     with_targets,
 )
@@ -57,11 +56,7 @@ def test_a_policy_that_learns_nothing_says_so(caplog):
     grid = federation(4)
     start(with_policy(flower.FedAvg(), fedpick.policies.get("afl"), budget=2), grid, rounds=3)
     assert caplog.text.count("AFL learns from 'loss'") == 1
-    for node in grid.nodes.values():
-        node.app = ClientApp()  # knows nothing of fedpick
-        node.app.train()(node.train)
-        node.app.evaluate()(node.evaluate)
-        node.app = errors_become_replies(node.app)
+    unaware(grid)
     strategy = with_policy(flower.FedAvg(), fedpick.policies.get("pow-d"), budget=1)
     start(strategy, grid, rounds=1)
     assert all(key.startswith("node:") for key in strategy.roster.keys)

@@ -33,6 +33,10 @@ class Trace:
     outcomes: list = field(default_factory=list)
     selections: list = field(default_factory=list)
 
+    @property
+    def width(self) -> int:
+        return max(1, *(outcome.sketch.shape[1] for outcome in self.outcomes))
+
 
 @pytest.fixture(scope="module")
 def federation():
@@ -101,9 +105,10 @@ class ReplayGrid(FakeGrid):
         }
         return Message(RecordDict({"answer": MetricRecord(facts)}), reply_to=message)
 
-    def trained(self, message: Message, **metrics: float) -> Message:
+    def trained(self, message: Message, update: np.ndarray | None = None, **metrics: float) -> Message:
+        update = np.ones(self.trace.width) if update is None else update  # the model that was sent is 0
         numbers = {"num-examples": int(self.clients.num_examples[self.client(message)]), **metrics}
-        content = {"arrays": ArrayRecord({"w": Array(np.ones(1))}), "metrics": MetricRecord(numbers)}
+        content = {"arrays": ArrayRecord({"w": Array(update)}), "metrics": MetricRecord(numbers)}
         return Message(RecordDict(content), reply_to=message)
 
     def outcome(self, message: Message) -> Message:
@@ -111,7 +116,8 @@ class ReplayGrid(FakeGrid):
         row = int(np.flatnonzero(outcome.clients == self.client(message))[0])
         if not outcome.completed[row]:
             return Message(Error(code=2, reason="dropped out"), reply_to=message)
-        return self.trained(message, loss=float(outcome.loss[row]), train_loss=float(outcome.train_loss[row]))
+        update = outcome.sketch[row] if outcome.sketch.size else None
+        return self.trained(message, update, loss=float(outcome.loss[row]), train_loss=float(outcome.train_loss[row]))
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -124,7 +130,7 @@ def test_every_policy_decides_the_same_in_simulation_and_under_flower(federation
     strategy._membership.refresh(grid)  # everybody has been seen once, as in the simulator
     for round in range(ROUNDS):
         grid.round, grid.probe = round, 0
-        arrays = ArrayRecord({"w": Array(np.zeros(1))})
+        arrays = ArrayRecord({"w": Array(np.zeros(trace.width))})
         messages = list(strategy.configure_train(round + 1, arrays, ConfigRecord(), grid))
         expected = trace.selections[round]
         got = strategy.history[-1]

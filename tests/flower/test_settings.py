@@ -50,6 +50,7 @@ def test_a_policy_is_a_policy(policy, message):
         *(("train_timeout", value) for value in (None, "60", -1.0, float("nan"))),
         *(("progress", value) for value in ("print", 3, [])),
         *(("key", value) for value in ("site", 3, {})),
+        *(("sketch", value) for value in ("bias", None, 512, ["head"])),
         *(("seed", value) for value in (-1, 1.5, None)),
         *(("weights", value) for value in ("examples", None, ["policy"])),
         *(("reports", value) for value in ("loss", None, {"accuracy": "acc"}, {"loss": 3}, ["loss"])),

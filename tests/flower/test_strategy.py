@@ -343,6 +343,8 @@ def test_secure_aggregation_is_refused():
         node.app = errors_become_replies(app)
     with pytest.raises(InvalidInput, match="uses secure aggregation"):
         start(with_policy(flower.FedAvg(), UNIFORM), grid, rounds=2)
+    with pytest.raises(InvalidInput, match='herd works without updates: source="labels"'):
+        start(with_policy(flower.FedAvg(), fedpick.policies.get("herd")), grid, rounds=2)
 
 
 def test_the_log_names_policy_budget_and_seed_and_every_round(caplog):

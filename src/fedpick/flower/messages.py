@@ -11,12 +11,13 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedpick.flower.client import ACTION
 
@@ -25,12 +26,14 @@ __all__ = [
     "Arrays",
     "CohortGrid",
     "GridView",
+    "SketchFunction",
     "all_finite",
     "apply_updates",
     "arrays_of",
     "count",
     "decoded",
     "difference",
+    "head",
     "is_buffer",
     "is_count",
     "make_consistent",
@@ -41,7 +44,7 @@ __all__ = [
     "reason_of",
     "replies_by_node",
     "scaled",
-    "sketch",
+    "sketches",
     "squared_norm",
     "usable_replies",
 ]
@@ -51,6 +54,9 @@ LOG = logging.getLogger("flwr.fedpick")
 
 Arrays = Mapping[str, NDArray[Any]]
 """The arrays of a model, or of an update, by name."""
+
+SketchFunction = Callable[[Arrays], ArrayLike]
+"""Arrays of an update -> a short vector that describes it."""
 
 _LARGEST_COUNT = 2.0**53
 """A larger count is absurd. Sums of millions of counts below it are finite."""
@@ -286,7 +292,54 @@ def squared_norm(update: Arrays) -> float:
         return sum(float(np.sum(np.square(array, dtype=np.float64))) for array in update.values())
 
 
-def sketch(update: Arrays, seed: int) -> NDArray[np.float64]:
+def sketches(updates: Iterable[Arrays | None], how: str | SketchFunction, seed: int) -> NDArray[np.float64]:
+    """(k, s) short descriptions of the updates; NaN for a client without one.
+
+    Args:
+        updates: one for every client; with "head", updates of the array that `head` returns.
+        how: "head", "count-sketch" or a function of the user's.
+        seed: of the count sketch.
+    """
+    ours: dict[str, SketchFunction] = {
+        "head": _mean_over_inputs,
+        "count-sketch": partial(_count_sketch, seed=seed),
+    }
+    describe = ours[how] if isinstance(how, str) else how
+    rows = [None if update is None else _described(describe, update) for update in updates]
+    width = next((len(row) for row in rows if row is not None), 1)
+    filled = [np.full(width, np.nan) if row is None or len(row) != width else row for row in rows]
+    return np.array(filled).reshape(len(rows), width)
+
+
+def _described(describe: SketchFunction, update: Arrays) -> NDArray[np.float64] | None:
+    try:
+        row = np.asarray(describe(update), dtype=np.float64)
+        if row.ndim == 1:
+            return row
+        LOG.warning("sketch must return a vector. Got an array of shape %s, which counts as no sketch.", row.shape)
+    except Exception:  # its input comes from clients: one of them must not end the federation
+        LOG.exception("The sketch of an update failed, and counts as no sketch.")
+    return None
+
+
+def head(model: Arrays, buffers: Callable[[str], bool] | None) -> Arrays:
+    """The last one-dimensional array of parameters, that is, the last layer's bias; without one the last array."""
+    names = [name for name, array in model.items() if not is_buffer(name, array, buffers)]
+    biases = [name for name in names if model[name].ndim == 1]
+    return {name: model[name] for name in (biases or names or list(model))[-1:]}
+
+
+def _mean_over_inputs(head_update: Arrays) -> NDArray[Any]:
+    """One number for every output. PyTorch puts the outputs of a `weight` first, other libraries put them last."""
+    ((name, update),) = head_update.items()
+    if update.ndim < 2:
+        return update.ravel()
+    outputs_last = np.moveaxis(update, 0, -1) if name.endswith("weight") else update
+    mean: NDArray[Any] = outputs_last.reshape(-1, outputs_last.shape[-1]).mean(axis=0)
+    return mean
+
+
+def _count_sketch(update: Arrays, seed: int) -> NDArray[np.float64]:
     """The update as at most 512 numbers that keep inner products on average: random signs, summed in random buckets."""
     flat = np.concatenate([np.ravel(array).astype(np.float64) for array in update.values()])
     if len(flat) <= _SKETCH_SIZE:

@@ -27,7 +27,7 @@ from fedpick.flower.messages import (
     queries,
     reason_of,
     replies_by_node,
-    sketch,
+    sketches,
 )
 from fedpick.flower.settings import Settings
 
@@ -79,12 +79,7 @@ class Prober:
         return values
 
     def _updates(self, probe: Probe) -> NDArray[np.float64]:
-        rows = [
-            None if update is None else sketch(update, self.settings.seed)
-            for update in self._trial_updates(probe.clients)
-        ]
-        width = next((len(row) for row in rows if row is not None), 1)
-        return np.array([np.full(width, np.nan) if row is None else row for row in rows])
+        return sketches(self._trial_updates(probe.clients), "count-sketch", self.settings.seed)
 
     def _trial_updates(self, chosen: NDArray[np.int64]) -> list[dict[str, NDArray[Any]] | None]:
         """Updates that do not enter the model; None for a client that did not answer in time."""

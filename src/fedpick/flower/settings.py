@@ -13,6 +13,7 @@ from typing import Any
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.validation import number, whole
+from fedpick.flower.messages import SketchFunction
 from fedpick.flower.progress import RoundReport
 
 __all__ = ["PROVIDES", "REPORTS", "KeyFunction", "Settings", "refuse_unusable_policy", "writable_directory"]
@@ -32,11 +33,18 @@ PROVIDES = frozenset(
         Signal.TRAIN_LOSS,
         Signal.DURATION,
         Signal.UPDATE_NORM,
+        Signal.LOSS_RMS,
+        Signal.SKETCH,
     }
 )
 """What Flower clients can report. OUTPUTS is missing: a client cannot train and keep the model without sending it."""
 
-REPORTS: Mapping[str, str] = {"loss": "loss", "train_loss": "train_loss", "duration": "train-time"}
+REPORTS: Mapping[str, str] = {
+    "loss": "loss",
+    "train_loss": "train_loss",
+    "loss_rms": "loss_rms",
+    "duration": "train-time",
+}
 """Outcome field -> the metric of a train reply that reports it."""
 
 
@@ -55,6 +63,7 @@ class Settings:
     probe_timeout: float
     train_timeout: float
     reports: Mapping[str, str]
+    sketch: str | SketchFunction
     buffers: Callable[[str], bool] | None
     progress: Callable[[RoundReport], None] | None
 
@@ -67,6 +76,10 @@ class Settings:
         for name, arguments in (("key", "node_info, reported"), ("buffers", "name"), ("progress", "report")):
             if (value := getattr(self, name)) is not None and not callable(value):
                 raise InvalidInput(f"{name} must be a function, {name}({arguments}), or None. Got {value!r}.")
+        if not callable(self.sketch) and self.sketch not in ("head", "count-sketch"):
+            raise InvalidInput(
+                f"sketch must be 'head', 'count-sketch' or a function, sketch(update). Got {self.sketch!r}."
+            )
         self.reports = _checked_reports(self.reports)
 
 

@@ -48,16 +48,19 @@ from fedpick.flower.messages import (
     LOG,
     Arrays,
     CohortGrid,
+    SketchFunction,
     all_finite,
     count,
     decoded,
     difference,
+    head,
     make_consistent,
     metrics_of,
     number,
     reason_of,
     replies_by_node,
     scaled,
+    sketches,
     squared_norm,
     usable_replies,
 )
@@ -90,6 +93,7 @@ def with_policy(
     probe_timeout: float = 60.0,
     train_timeout: float = 3600.0,
     reports: Mapping[str, str] = REPORTS,
+    sketch: str | SketchFunction = "head",
     buffers: Callable[[str], bool] | None = None,
     progress: Callable[[RoundReport], None] | None = None,
 ) -> PolicyStrategy:
@@ -112,6 +116,9 @@ def with_policy(
         probe_timeout: seconds that clients have to answer a query.
         train_timeout: seconds that clients have to train. A late client counts as failed, and as busy until it answers.
         reports: Outcome field -> metric of the train replies.
+        sketch: how the server describes an update for policies that learn from it: "head" (the update of the last
+            layer's bias), "count-sketch" (512 numbers of the whole update), or a function (arrays of the update) ->
+            vector.
         buffers: (name of an array) -> whether it holds statistics instead of parameters. Statistics are averaged with
             weights that sum to 1. Arrays of integers, and those that PyTorch's batch normalisation names
             running_mean, running_var and num_batches_tracked, are always statistics.
@@ -136,6 +143,7 @@ def with_policy(
         probe_timeout=probe_timeout,
         train_timeout=train_timeout,
         reports=reports,
+        sketch=sketch,
         buffers=buffers,
         progress=progress,
     )
@@ -286,6 +294,8 @@ class PolicyStrategy(Strategy):
         if Signal.UPDATE_NORM in self.policy.needs:
             squares = [np.nan if new is None else squared_norm(difference(new, self._model)) for new in trained]
             reports["update_norm"] = np.sqrt(np.array(squares, dtype=np.float64))
+        if Signal.SKETCH in self.policy.needs:
+            reports["sketch"] = self._sketches(trained)
         weights = self._put_weights(selection, answers, trained, wrong)
         for place, reason in wrong.items():
             LOG.warning(
@@ -309,6 +319,13 @@ class PolicyStrategy(Strategy):
         self._tell(selection, completed, **reports)
         return new, metrics
 
+    def _sketches(self, trained: Sequence[Arrays | None]) -> NDArray[np.float64]:
+        how, model = self._settings.sketch, self._model
+        if how == "head":
+            model = head(model, self._settings.buffers)
+        updates = (None if new is None else difference(new, model) for new in trained)
+        return sketches(updates, how, self._settings.seed)
+
     def _errors(self, by_node: Mapping[int, Message]) -> list[Message]:
         """The error replies, in the name of the node that failed: the SuperLink writes its own id, 1."""
         errors = []
@@ -317,10 +334,15 @@ class PolicyStrategy(Strategy):
             if reply is not None and reply.has_error():
                 errors.append(Message(reply.error, reply_to=message))
                 if "secagg" in reason_of(reply):
+                    others = (
+                        'In a loop of your own, herd works without updates: source="labels", "features" or "none". '
+                        if Signal.SKETCH in self.policy.needs
+                        else ""
+                    )
                     raise InvalidInput(
                         "The ClientApp uses secure aggregation (secaggplus_mod), which hides the clients' updates; "
                         "fedpick weighs and checks each update. Remove the mod, or train without a policy. "
-                        f"The client said: {reason_of(reply)}"
+                        f"{others}The client said: {reason_of(reply)}"
                     )
         return errors
 
@@ -390,7 +412,8 @@ class PolicyStrategy(Strategy):
 
     def _warn_of_missing_reports(self, outcome: Outcome) -> None:
         """Warn once if a policy gets no report from which it learns: it still chooses, but not as its name promises."""
-        for signal, name in ((Signal.OUTCOME_LOSS, "loss"), (Signal.TRAIN_LOSS, "train_loss")):
+        for signal in (Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.LOSS_RMS):
+            name = signal.value.removeprefix("outcome.")
             reported = getattr(outcome, name)[outcome.completed]
             if signal in self.policy.needs and len(reported) and np.isnan(reported).all() and name not in self._warned:
                 self._warned.add(name)
