@@ -43,3 +43,24 @@ def test_data_that_needs_no_files(fedpick):
     code, out, _ = fedpick("data", "get", "digits", "--quiet")
     assert code == 0
     assert "needs no files" in out
+
+
+def test_check_shows_what_passed_and_what_failed(fedpick, monkeypatch):
+    from fedpick import testing
+
+    def impossible(policy):
+        raise testing.PolicyCheckFailed("Uniform: it cannot fly.")
+
+    monkeypatch.setattr(testing, "CHECKS", {"one_client": testing.one_client})
+    code, out, err = fedpick("check", "uniform")
+    assert code == 0
+    assert err.split() == ["passed", "one", "client"]
+    assert "1 checks passed" in out
+    testing.CHECKS["can_fly"] = impossible
+    code, _, err = fedpick("check", "uniform")
+    assert code == 1
+    assert [line.strip() for line in err.splitlines()] == [
+        "passed  one client",
+        "FAILED  can fly",
+        "Uniform: it cannot fly.",
+    ]

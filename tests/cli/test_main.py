@@ -54,6 +54,12 @@ def test_wrong_input_is_refused_with_code_2(fedpick, arguments, says):
     assert says in err
 
 
+def test_a_wrong_command_is_suggested_once(fedpick):
+    code, _, err = fedpick("chekc")
+    assert code == 2
+    assert err.count("Did you mean 'check'") == 1
+
+
 def test_a_damaged_store_is_told_in_a_sentence(fedpick, tmp_path):
     assert fedpick("run", "spec.toml", "--quiet", "--no-report", "-p", "1")[0] == 0
     file = tmp_path / "results" / "fedpick.sqlite"

@@ -106,6 +106,38 @@ class Boastful(Policy[Stateless]):
         return Selection(clients=np.flatnonzero(context.available)[: context.budget]), state
 
 
+@dataclass(frozen=True, kw_only=True)
+class Optimist(Policy[Counts]):
+    """Takes a client that never reported for the best, and does not notice failures."""
+
+    needs = frozenset({Signal.OUTCOME_LOSS})
+
+    def init(self, clients, rng):
+        return Counts(counts=np.full(len(clients), 9.0))
+
+    def select(self, state, context, rng):
+        eligible = rng.permutation(np.flatnonzero(context.available))
+        best = eligible[np.argsort(-state.counts[eligible], kind="stable")]
+        return Selection(clients=best[: context.budget]), state
+
+    def observe(self, state, outcome):
+        losses = state.counts.copy()
+        reported = ~np.isnan(outcome.loss)
+        losses[outcome.clients[reported]] = outcome.loss[reported]
+        return replace(state, counts=losses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loose(Policy[dict]):
+    """Keeps its state in a dictionary."""
+
+    def init(self, clients, rng):
+        return {"rounds": 0}
+
+    def select(self, state, context, rng):
+        return Selection(clients=np.flatnonzero(context.available)[: context.budget]), {"rounds": state["rounds"] + 1}
+
+
 @pytest.mark.parametrize(
     ("fault", "check", "sentence"),
     [
@@ -145,3 +177,25 @@ def test_the_kit_catches_what_is_too_large(monkeypatch):
     monkeypatch.setattr(testing, "MEMORY_LIMIT", 1000)
     with pytest.raises(PolicyCheckFailed, match="MiB"):
         testing.one_million_clients(fedpick.policies.get("uniform"), num_clients=10_000)
+
+
+def test_a_policy_that_ignores_failures_is_caught():
+    with pytest.raises(PolicyCheckFailed, match="never complete"):
+        testing.dead_clients_are_not_picked_for_ever(Optimist())
+
+
+@pytest.mark.parametrize("check", ["save_and_load_at_every_round", "arguments_are_never_modified", "odd_reports"])
+def test_a_state_that_is_no_dataclass_is_a_sentence(check, monkeypatch):
+    monkeypatch.setattr(testing, "CHECKS", {check: testing.CHECKS[check]})
+    with pytest.raises(PolicyCheckFailed, match=r"must be an instance of a frozen dataclass.*Got \{'rounds'"):
+        testing.check_policy(Loose())
+
+
+def test_every_result_is_passed_on(monkeypatch):
+    names = ("one_client", "nobody_available")
+    monkeypatch.setattr(testing, "CHECKS", {name: testing.CHECKS[name] for name in names})
+    seen = {}
+    with pytest.raises(PolicyCheckFailed, match="never chose it"):
+        testing.check_policy(Broken(fault="shy", memory=[]), on_check=seen.__setitem__)
+    assert "never chose it" in seen["one_client"]
+    assert seen["nobody_available"] is None

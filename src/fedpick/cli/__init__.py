@@ -34,6 +34,8 @@ def main() -> None:
     except typer.Abort:
         code = INTERRUPTED
     except click_exception as error:
+        if "Did you mean" in error.message:
+            error.possibilities = None  # newer versions of click append what Typer has suggested already
         error.show()
         code = BAD_INPUT
     except KeyboardInterrupt:

@@ -206,5 +206,9 @@ def check(
     from fedpick.testing import CHECKS, check_policy
 
     policy = registry.get(name, **_options(set_))
-    check_policy(policy, on_check=lambda title: typer.echo(f"  {title.replace('_', ' ')}", err=True))
+
+    def show(title: str, failure: str | None) -> None:
+        typer.echo(f"  {'passed' if failure is None else 'FAILED'}  {title.replace('_', ' ')}", err=True)
+
+    check_policy(policy, on_check=show)
     typer.echo(f"{name} keeps the contract: {len(CHECKS)} checks passed.")

@@ -12,7 +12,7 @@ a field says what happens to it when the table of clients grows, and whether it 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from fedpick.core.errors import InvalidInput, StateFileError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["Stateless", "carry_over", "derived", "join", "per_client", "split"]
+__all__ = ["Stateless", "carry_over", "derived", "fields_of", "join", "per_client", "split"]
 
 AnyState = TypeVar("AnyState", bound="DataclassInstance")
 
@@ -47,10 +47,20 @@ def derived() -> Any:
     return field(metadata={_DERIVED: True})
 
 
+def fields_of(state: Any) -> tuple[Field[Any], ...]:
+    """Return the fields of a state. Raise if it is not a dataclass."""
+    if not is_dataclass(state) or isinstance(state, type):
+        raise InvalidInput(
+            f"A policy's state must be an instance of a frozen dataclass, so that it can be saved. Got {state!r:.60}. "
+            "Its fields may be arrays, numbers, strings and None; `Stateless` is the state of a policy without memory."
+        )
+    return fields(state)
+
+
 def carry_over(old: AnyState, fresh: AnyState) -> AnyState:
     """Return `fresh`, a state for a larger table, with the rows of the `old` state copied into it."""
     changes: dict[str, Any] = {}
-    for item in fields(old):
+    for item in fields_of(old):
         if item.metadata.get(_DERIVED):
             continue
         value = getattr(old, item.name)
@@ -75,7 +85,7 @@ def split(state: DataclassInstance) -> tuple[dict[str, NDArray[Any]], dict[str, 
     """Return the saved part of a state as (arrays, plain values)."""
     arrays: dict[str, NDArray[Any]] = {}
     plain: dict[str, Any] = {}
-    for item in fields(state):
+    for item in fields_of(state):
         value = getattr(state, item.name)
         if item.metadata.get(_DERIVED):
             continue
@@ -100,7 +110,7 @@ def split(state: DataclassInstance) -> tuple[dict[str, NDArray[Any]], dict[str, 
 def join(fresh: AnyState, arrays: Mapping[str, NDArray[Any]], plain: Mapping[str, Any]) -> AnyState:
     """Return `fresh` with every saved field set; the inverse of `split`."""
     saved = {**arrays, **plain}
-    wanted = {item.name for item in fields(fresh) if not item.metadata.get(_DERIVED)}
+    wanted = {item.name for item in fields_of(fresh) if not item.metadata.get(_DERIVED)}
     if wanted != set(saved):
         raise StateFileError(
             f"The saved state has the fields {sorted(saved)}, but {type(fresh).__name__} has {sorted(wanted)}: "

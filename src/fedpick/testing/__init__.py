@@ -17,12 +17,13 @@ import time
 import tracemalloc
 import warnings
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedpick.core import registry
+from fedpick.core import state as states
 from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import FedpickError, FedpickWarning, PolicyCheckFailed
 from fedpick.core.guard import REPORT_LIMIT
@@ -112,7 +113,7 @@ def save_and_load_at_every_round(policy: AnyPolicy) -> None:
 def _frozen(state: Any) -> Any:
     """Return the state with read-only arrays."""
     changes = {}
-    for item in fields(state):
+    for item in states.fields_of(state):
         value = getattr(state, item.name)
         if isinstance(value, np.ndarray):
             value = value.copy()
@@ -196,7 +197,7 @@ def odd_reports(policy: AnyPolicy) -> None:
             selections = world.play(session, 40)
         if not any(len(selection.clients) for selection in selections):
             raise _fail(policy, f"with {reports} reports it never selected a client.")
-        for item in fields(session.state):
+        for item in states.fields_of(session.state):
             value = getattr(session.state, item.name)
             if isinstance(value, (float, np.ndarray)) and np.issubdtype(np.asarray(value).dtype, np.floating):
                 finite = np.asarray(value)[~np.isnan(value)]
@@ -315,21 +316,28 @@ CHECKS: dict[str, Callable[[AnyPolicy], None]] = {
 }
 
 
-def check_policy(policy: AnyPolicy, *, on_check: Callable[[str], None] = lambda name: None) -> None:
+def check_policy(
+    policy: AnyPolicy, *, on_check: Callable[[str, str | None], None] = lambda name, failure: None
+) -> None:
     """Run every check on a policy. Raise `PolicyCheckFailed` with one sentence per failed check.
+
+    `on_check(name, failure)` is called after each check; `failure` is its sentence, or None if the policy passed.
 
     >>> check_policy(registry.get("uniform"))
     """
     failures = []
     for name, check in CHECKS.items():
-        on_check(name)
+        failure = None
         try:
             check(policy)
-        except PolicyCheckFailed as failure:
-            failures.append(str(failure))
+        except PolicyCheckFailed as failed:
+            failure = str(failed)
         except FedpickError as error:
-            failures.append(f"{type(policy).__name__}: {name}: {error}")
+            failure = f"{type(policy).__name__}: {name}: {error}"
         except Exception as error:  # a policy under test may raise anything; its author needs the name of the check
-            failures.append(f"{type(policy).__name__}: {name} ended in {type(error).__name__}: {error}.")
+            failure = f"{type(policy).__name__}: {name} ended in {type(error).__name__}: {error}."
+        on_check(name, failure)
+        if failure is not None:
+            failures.append(failure)
     if failures:
         raise PolicyCheckFailed("\n".join(failures))

@@ -26,7 +26,7 @@ class FakeFederation:
     """"good": some silence; "equal": all clients report 1; "silent": all NaN; "absurd": infinite and huge ones too."""
     dropout: float = 0.2
     dead: tuple[int, ...] = ()
-    """Clients that never complete."""
+    """Clients that never complete and never report."""
 
     def clients(self, count: int | None = None) -> Clients:
         """Return the table, with what an oracle would know. The first rows do not depend on the number of clients."""
@@ -74,15 +74,18 @@ class FakeFederation:
         return values
 
     def outcome(self, round: int, selection: Selection) -> Outcome:
-        """Return the outcome of a round: some clients drop out, the dead ones always do."""
+        """Return the outcome of a round: some clients drop out after their report, the dead ones never report."""
         rng = stream(self.seed, round, Purpose.FAULTS)
         size = len(selection.clients)
-        completed = (rng.random(size) >= self.dropout) & ~np.isin(selection.clients, self.dead)
+        dead = np.isin(selection.clients, self.dead)
+        completed = (rng.random(size) >= self.dropout) & ~dead
         reports = {
             name: self._reported(0.5 + rng.random(size), rng)
             for name in ("loss", "train_loss", "duration", "update_norm", "loss_rms")
         }
         reports["sketch"] = self._reported(rng.standard_normal((size, 8)), rng)
+        for values in reports.values():
+            values[dead] = np.nan
         return Outcome(index=round, clients=selection.clients, completed=completed, **reports)
 
     def play(self, session: Session, rounds: int, budget: int | None = 4) -> list[Selection]:
