@@ -1,6 +1,6 @@
 """fedpick: who should train next, and how much should each answer count?
 
-The decision core of federated learning: sixteen client-selection policies behind one contract. This package
+The decision core of federated learning: client-selection policies behind one contract. This package
 imports NumPy and SciPy only; the simulator, the reports and the Flower adapter live in submodules that are imported
 on demand.
 """

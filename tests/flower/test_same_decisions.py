@@ -17,6 +17,7 @@ import fedpick
 from fedpick import availability, data
 from fedpick.core.registry import BUILT_IN
 from fedpick.flower import with_policy
+from fedpick.flower.settings import REPORTS
 from fedpick.sim import LocalTraining, Simulator, simulate
 from fedpick.sim.faults import Faults
 from tests.flower.fake_grid import FakeGrid
@@ -117,7 +118,8 @@ class ReplayGrid(FakeGrid):
         if not outcome.completed[row]:
             return Message(Error(code=2, reason="dropped out"), reply_to=message)
         update = outcome.sketch[row] if outcome.sketch.size else None
-        return self.trained(message, update, loss=float(outcome.loss[row]), train_loss=float(outcome.train_loss[row]))
+        reports = {key: float(getattr(outcome, name)[row]) for name, key in REPORTS.items()}
+        return self.trained(message, update, **reports)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -39,6 +39,7 @@ BUILT_IN: dict[str, str] = {
     "more-available": "fedpick.policies.more_available:MoreAvailable",
     "adafed": "fedpick.policies.adafed:AdaFed",
     "f3ast": "fedpick.policies.f3ast:F3AST",
+    "oort": "fedpick.policies.oort:Oort",
 }
 
 
