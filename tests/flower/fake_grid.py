@@ -36,6 +36,7 @@ class FakeNode:
         self.target = float(partition)
         self.mode = "good"  # or "late", "error", "gone", "nan"
         self.trained = 0
+        self.eval_loss = lambda message, context: 1.0
         config: dict[str, Any] = {"partition-id": partition} if reports_partition else {}
         self.context = Context(run_id=1, node_id=0, node_config=config, state=RecordDict(), run_config={})
         self.app = ClientApp()
@@ -60,7 +61,7 @@ class FakeNode:
         return Message(RecordDict({"arrays": ArrayRecord({"w": Array(new)}), "metrics": metrics}), reply_to=message)
 
     def evaluate(self, message: Message, context: Context) -> Message:
-        metrics = MetricRecord({"num-examples": self.num_examples, "eval_loss": 1.0})
+        metrics = MetricRecord({"num-examples": self.num_examples, "eval_loss": self.eval_loss(message, context)})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
@@ -228,11 +229,12 @@ def errors_become_replies(app):
 
 
 def unaware(grid: FakeGrid) -> FakeGrid:
-    """The same clients with a ClientApp that knows nothing of fedpick."""
+    """The same clients with a ClientApp that knows nothing of fedpick, and evaluates the model it gets."""
     for node in grid.nodes.values():
         app = ClientApp()
         app.train()(node.train)
         app.evaluate()(node.evaluate)
+        node.eval_loss = lambda message, context, node=node: node.loss(message.content["arrays"], context, None)
         node.app = errors_become_replies(app)
     return grid
 

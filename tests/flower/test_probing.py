@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import strategy as flower
 
 import fedpick
+from fedpick.core.errors import InvalidInput
 from fedpick.flower import with_policy
 from tests.flower.fake_grid import (
     INFINITY,
@@ -65,3 +68,61 @@ def test_a_policy_that_learns_nothing_says_so(caplog):
         message.content["config"]["kind"] == "loss" for message in grid.sent if "query" in message.metadata.message_type
     )
     assert "answer_probes" in caplog.text
+
+
+POW_D = fedpick.policies.get("pow-d", num_candidates=4)
+
+
+def test_the_clients_own_evaluation_answers_probes():
+    unchanged = unaware(federation(4))
+    first = with_policy(flower.FedAvg(fraction_evaluate=0.0), POW_D, budget=2, seed=0, probe="evaluate")
+    start(first, unchanged, rounds=3)
+    with_answers = federation(4)
+    second = with_policy(flower.FedAvg(), POW_D, budget=2, seed=0)
+    start(second, with_answers, rounds=3)
+    chosen = [[unchanged.nodes[first.roster.node_of[i]].partition for i in s.clients] for s in first.history]
+    assert list(map(sorted, chosen)) == [sorted(s.clients.tolist()) for s in second.history]
+    assert unchanged.kinds().count("evaluate") == 3 * 4
+
+
+def test_evaluations_see_the_model_of_a_trial():
+    policy = fedpick.policies.get("fedcor", warmup=1, interval=2)
+    grid = unaware(federation(8))
+    start(with_policy(flower.FedAvg(fraction_evaluate=0.0), policy, budget=2, probe="evaluate"), grid, rounds=4)
+    models: dict[str, set[bytes]] = {"train": set(), "evaluate": set(), "query.fedpick": set()}
+    for message in grid.sent:
+        for record in message.content.array_records.values():
+            models[message.metadata.message_type].add(record["w"].numpy().tobytes())
+    assert models["evaluate"] - models["train"]  # the models of trials, which no cohort got
+    assert models["evaluate"] & models["train"] and not models["query.fedpick"]
+
+
+def test_evaluations_get_the_evaluate_config_and_the_loss_may_have_another_name(caplog):
+    class Counting(flower.FedAvg):
+        def configure_evaluate(self, server_round, arrays, config, grid):
+            config["calls"] = config["calls"] + 1
+            return super().configure_evaluate(server_round, arrays, config, grid)
+
+    grid = unaware(federation(4))
+    for node in grid.nodes.values():
+        alter(node, "evaluate", lambda content: content["metrics"].update({"val": content["metrics"].pop("eval_loss")}))
+    arrays, config = ArrayRecord({"w": Array(np.zeros(3))}), ConfigRecord({"calls": 0, "top-k": 5})
+    options = {"budget": 2, "seed": 0, "probe": "evaluate"}
+    strategy = with_policy(Counting(), POW_D, **options, reports={"eval_loss": "val"})
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=2, evaluate_config=config)
+    seen = [message.content["config"] for message in grid.sent if message.metadata.message_type == "evaluate"]
+    assert all(found["top-k"] == 5 for found in seen) and config["calls"] == 2  # not four: probes get a copy
+    partitions = [grid.nodes[strategy.roster.node_of[i]].partition for i in strategy.history[0].clients]
+    assert sorted(partitions) == [2, 3] and "evaluations" not in caplog.text
+    start(with_policy(flower.FedAvg(), POW_D, **options), grid, rounds=1)
+    assert "None of 4 evaluations has a usable 'eval_loss'" in caplog.text
+    assert "['num-examples', 'val']" in caplog.text
+
+
+def test_a_strategy_that_chooses_who_evaluates_cannot_answer_probes():
+    class Silent(flower.FedAvg):
+        def configure_evaluate(self, server_round, arrays, config, grid):
+            return []
+
+    with pytest.raises(InvalidInput, match="Silent sent evaluate messages to 0 nodes, not to the 4"):
+        start(with_policy(Silent(), POW_D, budget=2, probe="evaluate"), federation(4), rounds=1)

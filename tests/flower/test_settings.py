@@ -12,7 +12,7 @@ from flwr.serverapp import strategy as flower
 import fedpick
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.flower import with_policy
-from tests.flower.fake_grid import UNIFORM, federation
+from tests.flower.fake_grid import UNIFORM, federation, start
 
 
 def test_what_flower_cannot_report_is_refused_before_the_first_round():
@@ -43,7 +43,8 @@ def test_a_policy_is_a_policy(policy, message):
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        *(("budget", value) for value in (2.5, 0, -1, "3", True, float("nan"))),
+        *(("budget", value) for value in (2.5, 0, -1, "3", True, float("nan"), 1.0, 0.0, -0.5)),
+        *(("probe", value) for value in ("loss", None, True)),
         *(("min_clients", value) for value in (1.5, -1, None, "2")),
         *(("wait", value) for value in (None, "60", -1.0, float("nan"), True)),
         *(("probe_timeout", value) for value in (None, "60", -1.0, float("nan"), [1])),
@@ -132,3 +133,12 @@ def test_what_no_flower_client_can_tell_is_refused(policy, signal):
 @pytest.mark.parametrize("name", fedpick.policies.names())
 def test_every_policy_as_it_comes_is_accepted(name):
     with_policy(flower.FedAvg(), fedpick.policies.get(name))
+
+
+@pytest.mark.parametrize(
+    ("budget", "size"), [(0.25, 3), (np.float32(0.5), 6), (0.01, 1), (0.99, 12), (4, 4), (None, 12)]
+)
+def test_a_budget_may_be_a_fraction_of_the_ready_clients(budget, size):
+    strategy = with_policy(flower.FedAvg(), UNIFORM, budget=budget)
+    start(strategy, federation(12), rounds=2)
+    assert [len(selection.clients) for selection in strategy.history] == [size, size]

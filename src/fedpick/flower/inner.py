@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import isclass
 from types import new_class
-from typing import Any
+from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
@@ -20,10 +20,10 @@ __all__ = [
     "divides_by_norm",
     "driven_by",
     "layers",
+    "messages_to",
     "needed_numbers",
     "refuse_unsuitable",
     "taking_all",
-    "train_messages",
     "weight_key",
 ]
 
@@ -110,23 +110,25 @@ def _kinds(strategy: Any) -> set[str]:
     return {base.__name__ for base in type(strategy).__mro__}
 
 
-def train_messages(
-    strategy: Strategy,
+def messages_to(
     nodes: Sequence[int],
+    kind: Literal["train", "evaluate"],
+    strategy: Strategy,
     server_round: int,
     arrays: ArrayRecord,
     config: ConfigRecord,
     grid: Grid,
 ) -> list[Message]:
-    """The strategy's train messages to exactly these nodes. The strategy may write into `config`."""
+    """The strategy's train or evaluate messages to exactly these nodes. The strategy may write into `config`."""
     if not nodes:
         return []
+    configure = strategy.configure_train if kind == "train" else strategy.configure_evaluate
     with taking_all(strategy, len(nodes)):
-        messages = list(strategy.configure_train(server_round, arrays, config, CohortGrid(grid, nodes)))
+        messages = list(configure(server_round, arrays, config, CohortGrid(grid, nodes)))
     if sorted(message.metadata.dst_node_id for message in messages) != sorted(nodes):
         raise InvalidInput(
-            f"{type(strategy).__name__} sent train messages to other nodes than the cohort, so it samples by itself; "
-            "a policy cannot choose for it."
+            f"{type(strategy).__name__} sent {kind} messages to {len(messages)} nodes, not to the {len(nodes)} that "
+            f"the policy chose, so it samples by itself in configure_{kind}; a policy cannot choose for it."
         )
     return messages
 

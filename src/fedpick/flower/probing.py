@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedpick.core.policy import Signal
 from fedpick.core.types import Probe, aggregation_weights
-from fedpick.flower.inner import train_messages
+from fedpick.flower.inner import messages_to
 from fedpick.flower.membership import Membership
 from fedpick.flower.messages import (
     LOG,
@@ -23,13 +23,14 @@ from fedpick.flower.messages import (
     apply_updates,
     arrays_of,
     difference,
+    metrics_of,
     number,
     queries,
     reason_of,
     replies_by_node,
     sketches,
 )
-from fedpick.flower.settings import Settings
+from fedpick.flower.settings import REPORTS, Settings
 
 __all__ = ["Prober"]
 
@@ -46,6 +47,7 @@ class Prober:
     """The same, decoded."""
     server_round: int
     config: ConfigRecord
+    evaluate_config: ConfigRecord
     grid: Grid
 
     def measure(self, probe: Probe) -> NDArray[np.float64]:
@@ -63,6 +65,8 @@ class Prober:
 
     def _losses(self, probe: Probe, arrays: ArrayRecord) -> NDArray[np.float64]:
         nodes = self._nodes(probe.clients)
+        if self.settings.probe == "evaluate":
+            return self._evaluated(nodes, arrays)
         messages = queries(nodes, {"kind": "loss", "batch-size": probe.batch_size or 0}, arrays)
         # Without a function for queries, each would only fill a client's log with a traceback.
         answers = self.membership.answers_queries
@@ -73,8 +77,27 @@ class Prober:
             reasons += ["no usable answer in time" if answers else "the ClientApp has no function for queries"]
             LOG.warning(
                 "None of %d clients answered with a loss, so the policy chooses without losses: %s. "
-                "Clients answer after fedpick.flower.answer_probes(app, loss=...).",
+                "Clients answer after fedpick.flower.answer_probes(app, loss=...). With with_policy(..., "
+                'probe="evaluate") their evaluate function answers.',
                 *(len(nodes), reasons[0]),
+            )
+        return values
+
+    def _evaluated(self, nodes: list[int], arrays: ArrayRecord) -> NDArray[np.float64]:
+        """The losses that the clients' evaluate function reports."""
+        config = ConfigRecord(dict(self.evaluate_config))  # a copy, as for trials
+        messages = messages_to(nodes, "evaluate", self.inner, self.server_round, arrays, config, self.grid)
+        replies = self._exchange(messages, self.settings.probe_timeout)
+        key = self.settings.reports.get("eval_loss", REPORTS["eval_loss"])
+        metrics = [metrics_of(replies.get(node)) for node in nodes]
+        values = np.array([number(found.get(key)) for found in metrics])
+        if len(values) and np.isnan(values).all():
+            reasons = [reason for reply in replies.values() if (reason := reason_of(reply))]
+            reasons += [f"their metrics are {sorted(found)}" for found in metrics if found]
+            LOG.warning(
+                "None of %d evaluations has a usable %r among its metrics, so the policy chooses without losses: %s. "
+                'Name the right key: with_policy(..., reports={"eval_loss": ...}).',
+                *(len(nodes), key, (reasons or ["no answer in time"])[0]),
             )
         return values
 
@@ -85,7 +108,7 @@ class Prober:
         """Updates that do not enter the model; None for a client that did not answer in time."""
         nodes = self._nodes(chosen)
         config = ConfigRecord(dict(self.config))  # a copy: what the strategy writes must not reach the real round
-        messages = train_messages(self.inner, nodes, self.server_round, self.arrays, config, self.grid)
+        messages = messages_to(nodes, "train", self.inner, self.server_round, self.arrays, config, self.grid)
         replies = self._exchange(messages, self.settings.train_timeout)
         return [self._update_of(replies.get(node)) for node in nodes]
 

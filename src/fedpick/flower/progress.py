@@ -19,7 +19,7 @@ class Step:
     """One exchange with clients. It ends with the last reply, at the latest at the deadline."""
 
     kind: str
-    """The message type: "train" or "query.fedpick". A "train" before the last one is a trial."""
+    """The message type: "train", "query.fedpick" or "evaluate". A "train" before the last one is a trial."""
     asked: int
     answered: int
     """The number of replies, including errors that the SuperLink wrote for a dead node."""

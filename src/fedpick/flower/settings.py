@@ -7,12 +7,13 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Policy, Signal
-from fedpick.core.validation import number, whole
+from fedpick.core.validation import is_whole, number, whole
 from fedpick.flower.messages import SketchFunction
 from fedpick.flower.progress import RoundReport
 
@@ -44,15 +45,16 @@ REPORTS: Mapping[str, str] = {
     "train_loss": "train_loss",
     "loss_rms": "loss_rms",
     "duration": "train-time",
+    "eval_loss": "eval_loss",
 }
-"""Outcome field -> the metric of a train reply that reports it."""
+"""Outcome field -> the metric of a train reply that reports it; eval_loss -> the metric of an evaluate reply."""
 
 
 @dataclass(kw_only=True)
 class Settings:
     """The arguments of `with_policy`, which documents them."""
 
-    budget: int | None
+    budget: float | None
     seed: int
     path: Path | None
     key: KeyFunction | None
@@ -60,6 +62,7 @@ class Settings:
     min_clients: int
     wait: float
     ready_timeout: float
+    probe: str
     probe_timeout: float
     train_timeout: float
     reports: Mapping[str, str]
@@ -68,7 +71,15 @@ class Settings:
     progress: Callable[[RoundReport], None] | None
 
     def __post_init__(self) -> None:
-        self.budget = whole("with_policy", "budget", 1, optional=True, value=self.budget)
+        if isinstance(self.budget, Real) and 0 < self.budget < 1:
+            self.budget = float(self.budget)
+        elif self.budget is not None and not is_whole(self.budget, 1):
+            raise InvalidInput(
+                "budget must be a whole number of at least 1, a fraction of the ready clients between 0 and 1, or None "
+                f"for no limit. Got {self.budget!r}."
+            )
+        if self.probe not in ("query", "evaluate"):
+            raise InvalidInput(f"probe must be 'query' or 'evaluate'. Got {self.probe!r}.")
         self.seed = whole("with_policy", "seed", 0, value=self.seed)
         self.min_clients = whole("with_policy", "min_clients", 0, value=self.min_clients)
         for name in ("wait", "ready_timeout", "probe_timeout", "train_timeout"):
@@ -81,6 +92,12 @@ class Settings:
                 f"sketch must be 'head', 'count-sketch' or a function, sketch(update). Got {self.sketch!r}."
             )
         self.reports = _checked_reports(self.reports)
+
+    def cohort_limit(self, ready: int) -> int | None:
+        """The largest cohort of this many ready clients."""
+        if self.budget is None or self.budget >= 1:
+            return None if self.budget is None else int(self.budget)
+        return max(1, round(self.budget * ready))
 
 
 def _checked_reports(reports: Any) -> dict[str, str]:

@@ -37,10 +37,10 @@ from fedpick.flower.inner import (
     divides_by_norm,
     driven_by,
     layers,
+    messages_to,
     needed_numbers,
     refuse_unsuitable,
     taking_all,
-    train_messages,
     weight_key,
 )
 from fedpick.flower.membership import ROSTER_FILE, Membership, Roster
@@ -82,7 +82,7 @@ def with_policy(
     strategy: Strategy,
     policy: Policy[Any],
     *,
-    budget: int | None = None,
+    budget: float | None = None,
     seed: int = 0,
     state: str | Path | None = None,
     key: KeyFunction | None = None,
@@ -90,6 +90,7 @@ def with_policy(
     min_clients: int = 1,
     wait: float = 60.0,
     ready_timeout: float = 3600.0,
+    probe: str = "query",
     probe_timeout: float = 60.0,
     train_timeout: float = 3600.0,
     reports: Mapping[str, str] = REPORTS,
@@ -102,7 +103,7 @@ def with_policy(
     Args:
         strategy: a Flower strategy. Its fractions and minimum numbers of nodes are overruled.
         policy: a policy object, such as `fedpick.policies.get("pow-d")`.
-        budget: the largest cohort; None for no limit.
+        budget: the largest cohort, or, between 0 and 1, its fraction of the ready clients; None for no limit.
         seed: seed of all random choices.
         state: a directory in which the policy's state is saved after each round and from which it is resumed; created
             if missing. None saves nothing.
@@ -113,9 +114,11 @@ def with_policy(
         min_clients: start a round once this many clients have described themselves ...
         wait: ... or after this many seconds, with those that have.
         ready_timeout: seconds without any ready client after which the run ends with an error.
+        probe: who answers when a policy asks clients for the loss of a model: "query", the function that
+            `answer_probes` registered; or "evaluate", the ClientApp's evaluate function.
         probe_timeout: seconds that clients have to answer a query.
         train_timeout: seconds that clients have to train. A late client counts as failed, and as busy until it answers.
-        reports: Outcome field -> metric of the train replies.
+        reports: Outcome field -> metric of the train replies; "eval_loss" -> metric of the evaluate replies.
         sketch: how the server describes an update for policies that learn from it: "head" (the update of the last
             layer's bias), "count-sketch" (512 numbers of the whole update), or a function (arrays of the update) ->
             vector.
@@ -140,6 +143,7 @@ def with_policy(
         min_clients=min_clients,
         wait=wait,
         ready_timeout=ready_timeout,
+        probe=probe,
         probe_timeout=probe_timeout,
         train_timeout=train_timeout,
         reports=reports,
@@ -167,6 +171,7 @@ class PolicyStrategy(Strategy):
         self._messages: list[Message] = []
         self._evaluations: list[Message] = []
         self._model: Arrays = {}  # that was sent
+        self._evaluate_config = ConfigRecord()
         self._trained = False  # whether a step was made since `start`
         self._warned: set[str] = set()
         self._progress = RoundProgress(settings.progress)
@@ -213,6 +218,7 @@ class PolicyStrategy(Strategy):
             self._settings.train_timeout = validation.number("start", "timeout", "[0, inf]", value=timeout)
         others |= {"train_config": train_config, "evaluate_config": evaluate_config, "evaluate_fn": evaluate_fn}
         given = {name: value for name, value in others.items() if value is not None}
+        self._evaluate_config = evaluate_config or ConfigRecord()
         self._trained, timeout = False, self._settings.train_timeout
         overridden = type(self.inner).start is not Strategy.start
         run = driven_by(self, self.inner).start if overridden else super().start
@@ -247,12 +253,14 @@ class PolicyStrategy(Strategy):
             model=self._model,
             server_round=server_round,
             config=config,
+            evaluate_config=self._evaluate_config,
             grid=grid,
         )
-        selection = self.session.ask(available=available, budget=self._settings.budget, measure=prober.measure)
+        budget = self._settings.cohort_limit(int(np.count_nonzero(available)))
+        selection = self.session.ask(available=available, budget=budget, measure=prober.measure)
         self._selection = selection
         nodes = [self.roster.node_of[int(index)] for index in selection.clients]
-        self._messages = train_messages(self.inner, nodes, server_round, arrays, config, grid)
+        self._messages = messages_to(nodes, "train", self.inner, server_round, arrays, config, grid)
         small = {name: value for name, value in selection.diagnostics.items() if not isinstance(value, np.ndarray)}
         self.history.append(replace(selection, diagnostics=small))
         keys = self.roster.keys
@@ -435,6 +443,7 @@ class PolicyStrategy(Strategy):
         return {
             name: np.array([number(metrics_of(reply).get(key)) for reply in answers], dtype=np.float64)
             for name, key in self._settings.reports.items()
+            if name != "eval_loss"
         }
 
     def _put_weights(
