@@ -11,7 +11,8 @@ import pytest
 
 from fedpick import availability
 from fedpick.availability.logs import read_csv, read_fedscale, read_flash_json, read_logs, read_npz
-from fedpick.core.errors import DataError, InvalidInput
+from fedpick.availability.process import trace_stream
+from fedpick.core.errors import DataError, FedpickWarning, InvalidInput
 from fedpick.core.types import Clients
 
 PHONES = Path(__file__).parents[2] / "../shared/data/flash300_availability.npz"
@@ -22,7 +23,7 @@ def crowd(count):
 
 
 def replay(path, count, **parameters):
-    parameters.setdefault("shuffle", False)
+    parameters.setdefault("assignment", "order")
     return availability.get("trace", path=str(path), **parameters).start(crowd(count), seed=0)
 
 
@@ -102,12 +103,18 @@ def test_csv_and_npz_say_the_same(two_days, tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("device,time,state\na,0,1\n", "Missing: client"),
+        ("phone,time,state\na,0,1\n", "Missing: client"),
+        ("client,when,state\na,0,1\n", "Missing: time"),
         ("client,time,state\na,soon,1\n", "line 2"),
         ("client,time,state\na,0,1\nb,3\n", "line 3"),
         ("client,time,state\n", "no events"),
-        ("client,time,state\na,0,5\n", "states must be"),
-        ("client,time,state\na,-4,2\n", "at least 0"),
+        ("client,time,state\na,0,2\na,0,5\n", "line 3: states must be"),
+        ("client,time,state\na,0,\n", "line 2: states must be"),
+        ("client,time,state\na,-4,2\n", "line 2: times must be at least 0"),
+        ("client,time,state\na,nan,2\n", "line 2: times must be"),
+        ("client,time,state\n,1,2\n", "line 2: the client is missing"),
+        ("client,time,state\na,1,2\na,2024-05-01T00:00:00,0\n", "line 3: all times must be of one kind"),
+        ("client,time,state\na,2024-05-01T00:00Z,2\na,2024-05-01T00:00,0\n", "line 3: all times must be of one kind"),
     ],
 )
 def test_bad_csv_is_refused_with_the_place(tmp_path, text, says):
@@ -265,7 +272,7 @@ def test_the_phone_trace_has_its_known_statistics():
 @phones
 def test_the_phone_trace_keeps_its_statistics_when_resampled():
     few = replay(PHONES, 300, round_seconds=600, series="charging_2state")
-    many = replay(PHONES, 5000, round_seconds=600, series="charging_2state", shuffle=True)
+    many = replay(PHONES, 5000, round_seconds=600, series="charging_2state", assignment="shuffle")
     assert set(many.shift_days) == set(range(6))
     day = range(6 * 144)
     rates = [np.mean([trace.mask(t).mean() for t in day]) for trace in (few, many)]
@@ -300,3 +307,83 @@ def test_the_stated_truth_is_that_of_the_rounds(tmp_path, round_hours, offset_ho
         moving = seen[:, client].std() > 0
         measured = np.corrcoef(seen[:-1, client], seen[1:, client])[0, 1] if moving else 0.0
         assert trace.correlation[client] == pytest.approx(measured, abs=5e-3)
+
+
+def test_logs_go_to_the_clients_that_they_name(tmp_path):
+    """Ten clients, listed in another order: client k is available in round k only."""
+    path = tmp_path / "hospitals.csv"
+    rows = [row for k in (7, 3, 9, 0, 1, 8, 2, 6, 4, 5) for row in (f"{k},0,0", f"{k},{k},2", f"{k},{k + 1},0")]
+    path.write_text("client,time,state\n" + "\n".join([*rows, "0,10,0"]) + "\n")
+    trace = availability.get("trace", path=str(path), round_seconds=1).start(crowd(10), seed=5)
+    np.testing.assert_array_equal([trace.mask(t) for t in range(10)], np.eye(10, dtype=bool))
+    np.testing.assert_allclose(trace.availability, 0.1)
+    dealt = availability.get("trace", path=str(path), round_seconds=1, assignment="shuffle").start(crowd(10), seed=5)
+    assert sorted(dealt.device) == list(range(10)) and not np.array_equal(dealt.device, trace.device)
+
+
+def test_other_ids_are_matched_in_sorted_order_as_natural_numbers_owners(tmp_path):
+    path = tmp_path / "names.csv"
+    path.write_text("client,time,state\nwest,0,2\neast,0,0\nnorth,0,0\n")
+    trace = availability.get("trace", path=str(path)).start(crowd(3), seed=0)
+    owners, rows = np.unique(["west", "east", "north"], return_inverse=True)
+    assert list(owners) == ["east", "north", "west"] and rows[0] == 2
+    np.testing.assert_array_equal(trace.mask(0), [False, False, True])
+    arrays = {"offsets": np.arange(4), "t": np.zeros(3), "state": np.array([2, 0, 0])}
+    np.savez(tmp_path / "names.npz", **arrays, id=np.array(["west", "east", "north"]))
+    trace = availability.get("trace", path=str(tmp_path / "names.npz")).start(crowd(3), seed=0)
+    np.testing.assert_array_equal(trace.mask(0), [False, False, True])
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        (["0", "1", "3"], "0 to 2: there is no client 3"),
+        (["0", "2"], "client 1 has no log"),
+        (["1", "2", "3"], "there is no client 3"),
+        (["a", "b"], "3 clients need 3 ids. Got 2, the first 'a'"),
+    ],
+)
+def test_ids_that_are_not_those_of_the_clients_are_refused(tmp_path, ids, says):
+    path = tmp_path / "other.csv"
+    path.write_text("client,time,state\n" + "".join(f"{name},0,2\n" for name in ids))
+    with pytest.raises(InvalidInput, match=says) as refused:
+        availability.get("trace", path=str(path)).start(crowd(3), seed=0)
+    assert "assignment='shuffle'" in str(refused.value)
+    assert availability.get("trace", path=str(path), assignment="shuffle").start(crowd(3), seed=0).mask(0).all()
+
+
+def test_logs_without_ids_are_dealt_at_random_and_say_so_where_order_was_possible(tmp_path):
+    path = tmp_path / "arrays.npz"
+    np.savez(path, offsets=np.arange(21), t=np.zeros(20), state=np.full(20, 2))
+    process = availability.get("trace", path=str(path))
+    with pytest.warns(FedpickWarning, match="assignment='order' if device k is client k"):
+        dealt = process.start(crowd(20), seed=4)
+    asked = availability.get("trace", path=str(path), assignment="shuffle").start(crowd(20), seed=4)
+    np.testing.assert_array_equal(dealt.device, asked.device)
+    assert len(process.start(crowd(7), seed=4).device) == 7  # a sample of a population: no warning
+    with pytest.raises(InvalidInput, match="needs logs with ids"):
+        availability.get("trace", path=str(path), assignment="id").start(crowd(20), seed=4)
+
+
+@phones
+def test_the_published_spec_deals_the_phones_as_before():
+    trace = availability.get("trace", path=str(PHONES), series="charging_2state").start(crowd(100), seed=0)
+    np.testing.assert_array_equal(trace.device, trace_stream(0).permutation(300)[:100])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "client,time,state\n0,21600,2\n0,43200,0\n",
+        "Device ID,Timestamp,Online\n0,2024-05-01T06:00:00,1\n0,2024-05-01T12:00:00,0\n",
+        "t,user,status\n2024-05-01 06:00,0,online\n2024-05-01 12:00,0,offline\n",
+        "id,datetime,available,battery\n0,2024-05-01T06:00:00Z,True,90\n0,2024-05-01T14:00:00+02:00,False,80\n",
+    ],
+)
+def test_other_columns_and_iso_timestamps_are_read(tmp_path, text):
+    path = tmp_path / "log.csv"
+    path.write_text(text)
+    logs = read_csv(path)
+    np.testing.assert_array_equal(logs.times, [21600, 43200])
+    np.testing.assert_array_equal(logs.states, [2, 0])
+    assert logs.ids == ("0",)

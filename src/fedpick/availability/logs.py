@@ -2,20 +2,22 @@
 
 | format     | file                                                                                        |
 |------------|---------------------------------------------------------------------------------------------|
-| npz        | arrays `offsets (D+1,)`, `t (E,)`, `state (E,)`, optionally `period (D,)`; with a prefix    |
-|            | `NAME_` each if the file holds several logs                                                 |
-| csv        | columns `client,time,state`, one event per line                                             |
+| npz        | arrays `offsets (D+1,)`, `t (E,)`, `state (E,)`, optionally `period (D,)` and `id (D,)`;    |
+|            | with a prefix `NAME_` each if the file holds several logs                                   |
+| csv        | columns `client,time,state` (or similar names, see `read_csv`), one event per line          |
 | fedscale   | pickle of {client id: {'active': [s], 'inactive': [s], 'finish_time': s, ...}}              |
 | flash-json | {device id: {'messages': "2020-01-28 18:00:00<tab>battery_charged_on<newline>..."}}         |
 
 Times are seconds. A state holds until the next event: 0 unavailable, 1 available for evaluation only, 2 available for
 training. FedScale's and FLASH's logs contain 0 and 2 only.
 
-Replay. Round t reads the log at the moment offset_seconds + t * round_seconds. With fewer clients than devices, clients
-are devices drawn without replacement. With more, every further pass over the devices replays them shifted by another
-whole day, which keeps the time of the day but not the weekday. After as many passes as a log has whole days the shifts
-start again; some clients are then exact copies of others. A log that ends starts again, after whole days if it is
-longer than one day. A mask depends on (device, shift) only: a round costs a search per pair and a gather per client.
+Replay. Round t reads the log at the moment offset_seconds + t * round_seconds. A log that names its clients (csv, npz
+with `id`) is matched by these ids. The devices of other logs are a population, dealt to clients at random: with fewer
+clients than devices they are drawn without replacement. With more, every further pass over the devices replays them
+shifted by another whole day, which keeps the time of the day but not the weekday. After as many passes as a log has
+whole days the shifts start again; some clients are then exact copies of others. A log that ends starts again, after
+whole days if it is longer than one day. A mask depends on (device, shift) only: a round costs a search per pair and a
+gather per client.
 """
 
 from __future__ import annotations
@@ -23,21 +25,22 @@ from __future__ import annotations
 import csv
 import json
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, final
+from typing import Any, ClassVar, Literal, NoReturn, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.availability.process import AvailabilityProcess, Trace, trace_stream
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray
-from fedpick.core.errors import DataError, InvalidInput
+from fedpick.core.errors import DataError, FedpickWarning, InvalidInput
 from fedpick.core.types import Clients
-from fedpick.core.validation import assign, choice, flag, number, require, whole
+from fedpick.core.validation import assign, choice, number, require, whole
 
 __all__ = [
     "FORMATS",
@@ -67,6 +70,8 @@ class DeviceLogs:
     """(E,) the state that holds from then on. Before its first event a device is in state 0."""
     period: FloatArray
     """(D,) seconds after which a device's log starts again."""
+    ids: tuple[str, ...] | None = None
+    """(D,) the client whose log this is. None: the devices are no particular clients."""
 
     def __post_init__(self) -> None:
         offsets = np.asarray(self.offsets, dtype=np.int64)
@@ -89,6 +94,8 @@ class DeviceLogs:
         descends = (np.diff(times) < 0) & (within[1:] == within[:-1])
         if (times.size and times.min() < 0) or descends.any():
             raise InvalidInput("DeviceLogs.times must be at least 0 and ascending within each device.")
+        if self.ids is not None and not len(self.ids) == len(set(self.ids)) == len(period):
+            raise InvalidInput(f"DeviceLogs.ids must be one different id for each of the {len(period)} devices.")
         assign(self, offsets=offsets, times=times, period=period, states=states.astype(np.uint8))
 
     def __len__(self) -> int:
@@ -151,31 +158,99 @@ def read_npz(path: str | Path, series: str | None = None) -> DeviceLogs:
     period = arrays.get(prefix + "period")
     if period is None:
         period = np.full(len(offsets) - 1, _whole_days(float(times.max(initial=0.0))))
-    return _checked(path, offsets, times, arrays[prefix + "state"], np.broadcast_to(period, len(offsets) - 1))
+    named = arrays.get(prefix + "id")
+    ids = None if named is None else tuple(str(name) for name in named)
+    return _checked(path, offsets, times, arrays[prefix + "state"], np.broadcast_to(period, len(offsets) - 1), ids)
+
+
+_COLUMNS = {
+    "client": ("client", "client_id", "device", "device_id", "id", "user", "user_id"),
+    "time": ("time", "timestamp", "t", "seconds", "date", "datetime"),
+    "state": ("state", "status", "online", "available"),
+}
+_WORDS = {
+    **dict.fromkeys(("on", "online", "available", "true", "yes"), _AVAILABLE),
+    **dict.fromkeys(("off", "offline", "unavailable", "false", "no"), 0),
+}
 
 
 def read_csv(path: str | Path) -> DeviceLogs:
-    """Read lines of `client,time,state` under a header, in any order. Devices are numbered as they appear."""
+    """Read lines of a client, a time and a state under a header, in any order.
+
+    Columns: `client`, `device`, `id` or `user` (also with `_id`); `time`, `timestamp`, `t`, `seconds`, `date` or
+    `datetime`; `state`, `status`, `online` or `available`. Times are seconds or ISO timestamps. With timestamps, the
+    log's clock starts at midnight of the first day. States are 0, 1 and 2, or words such as on and off, true and false;
+    in a column `online` or `available`, 1 means available for training.
+    """
     devices: dict[str, int] = {}
-    rows: list[tuple[int, float, int]] = []
+    rows: list[tuple[int, float | datetime, int]] = []
     with Path(path).open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        missing = {"client", "time", "state"} - set(reader.fieldnames or ())
-        if missing:
-            raise DataError(
-                f"{path} needs a header with the columns client, time and state. Missing: {', '.join(sorted(missing))}."
-            )
+        columns = _columns(path, reader.fieldnames or ())
+        numbers = {"0": 0, "1": _AVAILABLE if columns["state"][0] in ("online", "available") else 1, "2": _AVAILABLE}
         for row in reader:
-            try:
-                rows.append((devices.setdefault(row["client"], len(devices)), float(row["time"]), int(row["state"])))
-            except (TypeError, ValueError) as error:
+            client, time, state = ((row[columns[name][1]] or "").strip() for name in _COLUMNS)
+            where = f"{path}, line {reader.line_num}"
+            client = str(int(client)) if client.isdecimal() else client
+            if not client:
+                raise DataError(f"{where}: the client is missing. Expected a client, a time and a state.")
+            moment = _moment(time)
+            if moment is None:
+                raise DataError(f"{where}: times must be at least 0 seconds, or ISO timestamps. Got {time!r}.")
+            if rows and _clock(moment) != _clock(rows[0][1]):
                 raise DataError(
-                    f"{path}, line {reader.line_num}: expected a client, a time in seconds and a state. Got {row}."
-                ) from error
+                    f"{where}: all times must be of one kind: seconds, or timestamps all with or all without "
+                    f"a time zone. Got {time!r} after other ones."
+                )
+            value = {**numbers, **_WORDS}.get(state.lower())
+            if value is None:
+                raise DataError(f"{where}: states must be 0, 1 or 2, or words such as on and off. Got {state!r}.")
+            rows.append((devices.setdefault(client, len(devices)), moment, value))
     if not rows:
         raise DataError(f"{path} holds no events.")
-    device, times, states = (np.array(column) for column in zip(*rows, strict=True))
-    return _from_events(path, device, times, states, len(devices), None)
+    device, states = np.array([row[0] for row in rows]), np.array([row[2] for row in rows])
+    return _from_events(path, device, _seconds([row[1] for row in rows]), states, len(devices), None, tuple(devices))
+
+
+def _columns(path: str | Path, header: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """For each column that is needed, the name by which it was found and the heading in the file."""
+    given = {heading.strip().lower().replace(" ", "_"): heading for heading in header}
+    found = {}
+    for column, names in _COLUMNS.items():
+        name = next((name for name in names if name in given), None)
+        if name is None:
+            raise DataError(
+                f"{path} needs a header with a client, a time and a state. Missing: {column} "
+                f"(or {', '.join(names[1:])})."
+            )
+        found[column] = (name, given[name])
+    return found
+
+
+def _moment(text: str) -> float | datetime | None:
+    """Seconds or a timestamp; None for anything else."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            return datetime.fromisoformat(text)
+        except ValueError:
+            return None
+    return seconds if 0 <= seconds < np.inf else None
+
+
+def _clock(moment: float | datetime) -> str:
+    if not isinstance(moment, datetime):
+        return "seconds"
+    return "local time" if moment.tzinfo is None else "time zone"
+
+
+def _seconds(moments: Sequence[Any]) -> FloatArray:
+    """Moments in seconds; timestamps since midnight of the first day, so that the time of the day is kept."""
+    if isinstance(moments[0], datetime):
+        midnight = min(moments).replace(hour=0, minute=0, second=0, microsecond=0)
+        moments = [(moment - midnight).total_seconds() for moment in moments]
+    return np.array(moments, dtype=np.float64)
 
 
 def read_flash_json(path: str | Path, requirements: Sequence[str] = ("charging", "wifi", "locked")) -> DeviceLogs:
@@ -204,10 +279,7 @@ def read_flash_json(path: str | Path, requirements: Sequence[str] = ("charging",
             states.append(state)
     if not moments:
         raise DataError(f"{path} holds no events.")
-    first = min(moments)
-    midnight = datetime(first.year, first.month, first.day)
-    times = np.array([(moment - midnight).total_seconds() for moment in moments])
-    return _from_events(path, np.array(device), times, np.array(states), len(table), None)
+    return _from_events(path, np.array(device), _seconds(moments), np.array(states), len(table), None)
 
 
 FLASH_REQUIREMENTS = ("charging", "wifi", "locked")
@@ -309,6 +381,7 @@ def _from_events(
     states: NDArray[Any],
     num_devices: int,
     period: NDArray[Any] | None,
+    ids: tuple[str, ...] | None = None,
 ) -> DeviceLogs:
     # Events of one device at one moment keep their order: the last one holds. FedScale lists the end of a session after
     # the start of the next, even at the same moment. There the start must come last, so states break the ties.
@@ -317,12 +390,14 @@ def _from_events(
     offsets = np.concatenate([[0], np.cumsum(np.bincount(device.astype(np.int64), minlength=num_devices))])
     if period is None:
         period = np.full(num_devices, _whole_days(float(times.max())))
-    return _checked(path, offsets, times[order], states[order], period)
+    return _checked(path, offsets, times[order], states[order], period, ids)
 
 
-def _checked(path: str | Path, offsets: Any, times: Any, states: Any, period: Any) -> DeviceLogs:
+def _checked(
+    path: str | Path, offsets: Any, times: Any, states: Any, period: Any, ids: tuple[str, ...] | None
+) -> DeviceLogs:
     try:
-        return DeviceLogs(offsets=offsets, times=times, states=states, period=period)
+        return DeviceLogs(offsets=offsets, times=times, states=states, period=period, ids=ids)
     except InvalidInput as error:
         raise DataError(f"{path} is not a usable log. {error}") from error
 
@@ -359,7 +434,7 @@ class ReplayTrace(Trace):
         round_seconds: float,
         offset_seconds: float = 0.0,
         least_state: int = 2,
-        shuffle: bool = True,
+        assignment: str | None = None,
     ) -> None:
         super().__init__(num_clients, seed)
         if not (logs.states >= least_state).any():
@@ -370,7 +445,7 @@ class ReplayTrace(Trace):
         self.logs = logs
         self.round_seconds = round_seconds
         self.offset_seconds = offset_seconds
-        self.device, self.shift_days = _deal(num_clients, seed, logs, shuffle)
+        self.device, self.shift_days = _deal(num_clients, seed, logs, assignment)
         pairs, self._pair_of = np.unique(self.shift_days * len(logs) + self.device, return_inverse=True)
         self._pair_device, self._pair_shift = pairs % len(logs), pairs // len(logs) * DAY
         # One ascending axis for all devices: device d's events lie at d * stride + time.
@@ -434,15 +509,45 @@ def _rounds_per_cycle(period: FloatArray, round_seconds: float) -> IntArray:
     return np.where((whole == period) & (cycle <= _MOST_SAMPLES), cycle, 0)
 
 
-def _deal(num_clients: int, seed: int, logs: DeviceLogs, shuffle: bool) -> tuple[IntArray, IntArray]:
+def _deal(num_clients: int, seed: int, logs: DeviceLogs, assignment: str | None) -> tuple[IntArray, IntArray]:
     """(N,) the device and (N,) the shift in days of every client."""
-    generator = trace_stream(seed)
     count = len(logs)
+    if assignment == "id" or (assignment is None and logs.ids is not None):
+        return _devices_by_id(logs.ids, num_clients), np.zeros(num_clients, dtype=np.int64)
+    if assignment is None and count == num_clients > 1:
+        warnings.warn(
+            f"The logs of {count} devices have no ids, so they are dealt to the {count} clients at random. Choose "
+            "assignment='order' if device k is client k, or assignment='shuffle' if random is what you mean.",
+            FedpickWarning,
+            stacklevel=4,
+        )
+    generator = trace_stream(seed)
     passes = -(-num_clients // count)
-    rows = [generator.permutation(count) if shuffle else np.arange(count) for _ in range(passes)]
+    rows = [np.arange(count) if assignment == "order" else generator.permutation(count) for _ in range(passes)]
     device = np.concatenate(rows)[:num_clients]
     days = np.maximum(logs.period // DAY, 1).astype(np.int64)
     return device, (np.arange(num_clients) // count) % days[device]
+
+
+def _devices_by_id(ids: tuple[str, ...] | None, num_clients: int) -> IntArray:
+    """(N,) the device of every client: of row k for ids that are numbers, the k-th in sorted order for other ids."""
+    advice = "Give every client a log (one line with state 0 if it is never available), or use assignment='shuffle'."
+    if ids is None:
+        raise InvalidInput("assignment='id' needs logs with ids: a CSV, or an .npz with an array `id`.")
+    if all(name.isdecimal() for name in ids):
+        device = {int(name): place for place, name in enumerate(ids)}
+        unknown = next((number for number in device if number >= num_clients), None)
+        missing = next((row for row in range(num_clients) if row not in device), None)
+        if unknown is not None or missing is not None:
+            fault = f"there is no client {unknown}" if unknown is not None else f"client {missing} has no log"
+            raise InvalidInput(f"Logs are matched by id, and the clients are 0 to {num_clients - 1}: {fault}. {advice}")
+        return np.array([device[row] for row in range(num_clients)], dtype=np.int64)
+    if len(ids) != num_clients:
+        raise InvalidInput(
+            f"Logs are matched by id, in sorted order: {num_clients} clients need {num_clients} ids. Got {len(ids)}, "
+            f"the first {min(ids)!r}. {advice}"
+        )
+    return np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
 
 
 @final
@@ -464,8 +569,10 @@ class Replay(AvailabilityProcess):
     """The log to read from an .npz file that holds several."""
     requirements: Sequence[str] = FLASH_REQUIREMENTS
     """Conditions that a FLASH device must meet to be available: some of charging, wifi, locked."""
-    shuffle: bool = True
-    """Assign devices to clients at random; false: client k is device k."""
+    assignment: Literal["id", "order", "shuffle"] | None = None
+    """"id": client k has the log with the id k, or the k-th in sorted order if the ids are not numbers; "order": client
+    k is device k of the file; "shuffle": at random. None: "id" if the log has ids (csv, npz with `id`), else "shuffle".
+    """
     reference: ClassVar[str] = """@inproceedings{yang2021flash,
   title={Characterizing Impacts of Heterogeneity in Federated Learning upon Large-Scale Smartphone Data},
   author={Yang, Chengxu and Wang, Qipeng and Xu, Mengwei and Chen, Zhenpeng and Bian, Kaigui and Liu, Yunxin and
@@ -485,19 +592,23 @@ class Replay(AvailabilityProcess):
             requirements=tuple(self.requirements),
         )
         choice(self, "format", ("auto", *FORMATS))
-        flag(self, "shuffle")
+        if self.assignment is not None:
+            choice(self, "assignment", ("id", "order", "shuffle"))
         known = bool(self.requirements) and set(self.requirements) <= set(FLASH_REQUIREMENTS)
         require(known, self, "requirements", f"a list of some of {', '.join(FLASH_REQUIREMENTS)}")
 
     def start(self, clients: Clients, seed: int) -> ReplayTrace:
         """See `AvailabilityProcess.start`; reads the file."""
         logs = read_logs(self.path, format=self.format, series=self.series, requirements=self.requirements)
-        return ReplayTrace(
-            len(clients),
-            seed,
-            logs=logs,
-            round_seconds=self.round_seconds,
-            offset_seconds=self.offset_seconds,
-            least_state=self.least_state,
-            shuffle=self.shuffle,
-        )
+        try:
+            return ReplayTrace(
+                len(clients),
+                seed,
+                logs=logs,
+                round_seconds=self.round_seconds,
+                offset_seconds=self.offset_seconds,
+                least_state=self.least_state,
+                assignment=self.assignment,
+            )
+        except InvalidInput as error:
+            raise InvalidInput(f"{self.path}: {error}") from error
