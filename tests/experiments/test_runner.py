@@ -16,7 +16,6 @@ from fedpick.core.errors import InvalidInput
 from fedpick.experiments import schema as tables
 from fedpick.experiments.executors import Inline, Processes, StopFlag
 from fedpick.experiments.progress import Progress
-from fedpick.experiments.run import compute
 from fedpick.experiments.runner import default_processes, make_executor, run
 from fedpick.experiments.store import Store
 from tests.experiments.store_content import content
@@ -121,14 +120,11 @@ def test_a_store_that_fails_is_told_and_not_hidden_by_its_next_failure(tmp_path,
         raise sa.exc.OperationalError("INSERT INTO rounds ...", {}, Exception("database or disk is full"))
 
     monkeypatch.setattr(Store, "write_round", full)
-    describe = Store.update_run
 
     def fails_too(self, run_id, **values):
-        if values.get("status") == "failed":
-            raise sa.exc.OperationalError("UPDATE runs ...", {}, Exception("another one"))
-        describe(self, run_id, **values)
+        raise sa.exc.OperationalError("UPDATE runs ...", {}, Exception("another one"))
 
-    monkeypatch.setattr(Store, "update_run", fails_too)
+    monkeypatch.setattr(Store, "release", fails_too)
     _, report = complete(tmp_path, spec=tiny_spec(("uniform",), seeds=1))
     assert report.failures == {"uniform, seed 0": "The database failed: database or disk is full."}
 
@@ -154,20 +150,6 @@ def test_a_run_begun_with_another_split_of_the_work_is_not_mixed(tmp_path):
         connection.execute(tables.runs.update(), {"manifest": manifest.replace('"shards": 1', '"shards": 4')})
     _, report = complete(tmp_path, spec=tiny_spec(["md"], rounds=6, seeds=1))
     assert "begun with the simulator" in report.failures["md, seed 0"]
-
-
-def test_two_at_the_same_run_are_noticed(tmp_path):
-    store, report = complete(tmp_path, spec=tiny_spec(["uniform"], rounds=5, seeds=1))
-    run_id = store.runs(report.experiment.id)[0].id
-    with store.writing() as connection:
-        connection.execute(tables.checkpoints.update(), {"rounds_done": 4})  # as if the other were a round ahead
-
-    class Ahead(Store):
-        def resume(self, run_id):
-            return super().resume(run_id)[0], None
-
-    with pytest.raises(InvalidInput, match="another process"):
-        compute(Ahead(tmp_path / "whole.sqlite"), run_id, 6)
 
 
 def test_rows_beyond_a_checkpoint_are_computed_again(tmp_path):

@@ -2,11 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import socket
-import subprocess
 import tempfile
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +22,7 @@ from fedpick.experiments.encoding import (
 from fedpick.experiments.run import build
 from fedpick.experiments.runner import run
 from fedpick.experiments.store import Store, StoreError, in_a_sentence, open_store
+from tests.experiments.conftest import free_port
 from tests.experiments.store_content import content
 from tests.experiments.tiny import NUM_CLASSES, NUM_CLIENTS, SLOW, empty_round, tiny_spec
 
@@ -54,6 +51,7 @@ def test_rounds_read_back_as_columns(filled):
 def test_a_round_without_evaluation_leaves_the_latest_accuracy(tmp_path):
     store = Store(tmp_path / "a.sqlite")
     run_id = store.runs(store.register(tiny_spec(rounds=3)))[0].id
+    store.take(run_id)
     for index, accuracy in enumerate((None, 0.5, None)):
         store.write_round(run_id, empty_round(index, test_accuracy=accuracy), checkpoint=None, wall_seconds=2.0)
     run = store.run(run_id)
@@ -249,65 +247,6 @@ def test_masks_arrays_and_diagnostics_as_bytes():
     assert list(found) == ["b"]
 
 
-# PostgreSQL, for real
-
-_BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def postgres():
-    if not _BINARIES:
-        pytest.skip("PostgreSQL is not installed (Debian: apt install postgresql)")
-    pytest.importorskip("psycopg", reason="the driver is not installed (pip install 'fedpick[postgres]')")
-    binaries = _BINARIES[-1].parent
-    # PostgreSQL refuses to run as root.
-    user = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.getuid() == 0 else {}
-    directory = Path(tempfile.mkdtemp(prefix="fedpick-postgres-"))
-    if user:
-        shutil.chown(directory, "postgres", "postgres")
-    clean = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
-    subprocess.run(
-        [binaries / "initdb", "-D", directory / "data", "-U", "fedpick", "-A", "trust", "-E", "UTF8", "--no-sync"],
-        check=True, capture_output=True, env=clean, cwd=directory, **user,
-    )  # fmt: skip
-    port = _free_port()
-    command = [binaries / "postgres", "-D", directory / "data", "-h", "127.0.0.1", "-p", str(port), "-k", directory]
-    with (directory / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [*command, "-c", "fsync=off"], stdout=log, stderr=log, env=clean, cwd=directory, **user
-        )
-    try:
-        _wait_for(port, server, directory / "log")
-        yield f"postgresql://fedpick@127.0.0.1:{port}/postgres"
-    finally:
-        server.send_signal(signal.SIGINT)  # "fast shutdown"
-        try:
-            server.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _wait_for(port: int, server: subprocess.Popen, log: Path) -> None:
-    import psycopg
-
-    for _ in range(200):
-        assert server.poll() is None, log.read_text()
-        try:
-            psycopg.connect(f"host=127.0.0.1 port={port} user=fedpick dbname=postgres", connect_timeout=2).close()
-            return
-        except psycopg.OperationalError:
-            time.sleep(0.1)
-    raise AssertionError(f"PostgreSQL did not start: {log.read_text()}")
-
-
 def test_postgresql_holds_the_same_rows_as_sqlite(postgres, tmp_path):
     spec = tiny_spec(rounds=12, every=3)
     local = Store(tmp_path / "a.sqlite")
@@ -329,4 +268,4 @@ def test_postgresql_holds_the_same_rows_as_sqlite(postgres, tmp_path):
 
 def test_a_database_that_does_not_answer_is_told(postgres):
     with pytest.raises(StoreError, match="cannot be opened"):
-        Store(f"postgresql://fedpick:secret@127.0.0.1:{_free_port()}/postgres")
+        Store(f"postgresql://fedpick:secret@127.0.0.1:{free_port()}/postgres")

@@ -76,6 +76,7 @@ def searched_store(path, searched, value):
     store = Store(path)
     experiment = store.experiment(store.register(searched))
     for run in store.runs(experiment.id):
+        store.take(run.id)
         for index in range(searched.rounds):
             record = empty_round(index, evaluation={"validation": np.array(value(run, index))})
             store.write_round(run.id, record, checkpoint=None)

@@ -66,10 +66,12 @@ def make_store(path, spec=None, *, num_clients=40, num_classes=5, done=None, eve
             manifest=json.dumps(manifest),
             status="done" if rounds >= spec.rounds else "stopped",
         )
+        store.take(run.id)
         for index in range(rounds):
             store.write_round(
                 run.id, _record(rng, run, index, num_clients, spec.budget, every, everybody), checkpoint=None
             )
+        store.release(run.id)
     return store
 
 

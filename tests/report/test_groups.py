@@ -54,6 +54,7 @@ def store(tmp_path) -> Store:
                 num_examples=SIZES.astype("<f8").tobytes(), label_histogram=None,
             ),
         )  # fmt: skip
+        made.take(run.id)
         for index, (clients, weights) in enumerate(ROUNDS):
             told = {"excluded_mask": np.array(EXCLUDED[index], bool)} if run.policy == "ca-fed" else {}
             record = made_record(index, AVAILABLE[index], clients, weights, told)

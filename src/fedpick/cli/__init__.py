@@ -1,6 +1,7 @@
 """The command line. Each command reads its options, calls the library and prints the result.
 
-Exit codes: 0 success; 1 a run failed; 2 wrong input, nothing was run; 3 interrupted, the same command resumes.
+Exit codes: 0 success; 1 a run failed; 2 wrong input, nothing was run; 3 interrupted, the same command resumes;
+130 interrupted twice, which ends the program at once.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from fedpick.cli import interrupts
 from fedpick.core.errors import FedpickError, MissingDependency, PolicyCheckFailed
 
 __all__ = ["main"]
@@ -19,28 +21,36 @@ INTERRUPTED = 3
 
 def main() -> None:
     """Run the program `fedpick`."""
+    with interrupts.watching():
+        try:
+            code = _call()
+        except KeyboardInterrupt:
+            sys.stderr.write("Interrupted. The same command resumes where it stopped.\n")
+            code = INTERRUPTED
+    sys.exit(code)
+
+
+def _call() -> int:
+    """Run the command of the command line, and return its exit code."""
     try:
         import typer
 
         from fedpick.cli.app import app
     except ModuleNotFoundError as error:
         sys.stderr.write(f"fedpick's commands need {error.name!r}. Install it with: pip install 'fedpick[cli]'\n")
-        sys.exit(FAILURE)
+        return FAILURE
     # Typer depends on click up to 0.25 and bundles it from 0.26 on. The base class of both is reached through Typer:
     # BadParameter, UsageError, ClickException.
     click_exception: Any = typer.BadParameter.__mro__[2]
     try:
         code = app(standalone_mode=False)
-    except typer.Abort:
-        code = INTERRUPTED
+    except typer.Abort as error:
+        raise KeyboardInterrupt from error
     except click_exception as error:
         if "Did you mean" in error.message:
             error.possibilities = None  # newer versions of click append what Typer has suggested already
         error.show()
         code = BAD_INPUT
-    except KeyboardInterrupt:
-        sys.stderr.write("Interrupted. The same command resumes where it stopped.\n")
-        code = INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()  # the reader, such as `head`, closed the pipe
         code = 0
@@ -56,7 +66,7 @@ def main() -> None:
             raise  # a bug in fedpick: a bug report needs the traceback
         sys.stderr.write(f"error: {sentence}\n")
         code = FAILURE
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
 
 
 def _environment_error(error: Exception) -> str | None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedpick.cli import experiments, inventory, tune
+from fedpick.cli import experiments, inventory, tune, verify
 
 __all__ = ["app"]
 
@@ -14,7 +14,7 @@ app = typer.Typer(
     name="fedpick",
     help="Who should train next? Client selection for federated learning: compare policies, reproduce papers.\n\n"
     "Start with [bold]fedpick demo[/bold]. Exit codes: 0 success, 1 a run failed, 2 wrong input, "
-    "3 interrupted (the same command resumes).",
+    "3 interrupted (the same command resumes), 130 interrupted twice.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -45,6 +45,7 @@ app.command("run")(experiments.run)
 app.command("tune")(tune.tune)
 app.command("show")(experiments.show)
 app.command("report")(experiments.report)
+app.command("verify")(verify.verify)
 app.command("check")(inventory.check)
 app.add_typer(inventory.list_app, name="list")
 app.add_typer(inventory.data_app, name="data")

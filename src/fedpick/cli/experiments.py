@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpick.cli import FAILURE, INTERRUPTED
+from fedpick.cli import FAILURE, INTERRUPTED, interrupts
 from fedpick.cli.options import complete_from, names_list, numbers_list, seeds_option, settings_list
 from fedpick.experiments import DEFAULT_STORE
 
@@ -186,6 +186,7 @@ def _execute(
     quiet: bool,
     as_json: bool,
 ) -> None:
+    from fedpick.experiments.executors import StopFlag
     from fedpick.experiments.progress import make_progress
     from fedpick.experiments.runner import run as run_spec
     from fedpick.experiments.store import Store
@@ -196,8 +197,9 @@ def _execute(
             started = time.monotonic()
             progress = make_progress(quiet=quiet, as_json=as_json)
             outcome = run_spec(
-                spec, store, engine=engine, processes=processes, address=address, restart=restart, progress=progress
-            )
+                spec, store, engine=engine, processes=processes, address=address, restart=restart, progress=progress,
+                stop=StopFlag(interrupts.finishing),
+            )  # fmt: skip
             codes.append(_tell(store, outcome, started, write_report=write_report, as_json=as_json))
             if codes[-1] == INTERRUPTED:
                 break

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpick.cli import FAILURE, INTERRUPTED
+from fedpick.cli import FAILURE, INTERRUPTED, interrupts
 from fedpick.cli.experiments import ProcessesOption, QuietOption, SeedsOption, SpecArgument, StoreOption
 from fedpick.cli.options import names_list, numbers_list, one_of, seeds_option
 from fedpick.experiments import DEFAULT_STORE
@@ -46,6 +46,7 @@ def tune(
     from fedpick.core.errors import InvalidInput
     from fedpick.core.writing import refuse_directory, write_atomically
     from fedpick.experiments import tuning as search
+    from fedpick.experiments.executors import StopFlag
     from fedpick.experiments.inheritance import experiment_names, split_variant
     from fedpick.experiments.progress import make_progress
     from fedpick.experiments.runner import run
@@ -71,9 +72,8 @@ def tune(
     grid = search.candidates(numbers_list(local_lr, "--local-lr") or [], numbers_list(server_lr, "--server-lr") or [])
     searched = search.grid_spec(chosen.override(seeds=seeds_option(seeds), rounds=rounds), grid, holdout=holdout)
     with closing(Store(store)) as opened:
-        outcome = run(
-            searched, opened, processes=processes, latest=False, progress=make_progress(quiet=quiet, as_json=False)
-        )
+        progress, stop = make_progress(quiet=quiet, as_json=False), StopFlag(interrupts.finishing)
+        outcome = run(searched, opened, processes=processes, latest=False, progress=progress, stop=stop)
         _require_complete(outcome)
         choices = search.choose(opened, outcome.experiment, chosen, grid, score=score, evaluations=evaluations)
     _print_scores(searched.title, choices, score, f"{searched.rounds} rounds, seeds {list(searched.seeds)}.")

@@ -10,9 +10,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,19 +22,38 @@ from fedpick.core.errors import MissingDependency
 from fedpick.core.imports import importable_directories, make_importable
 from fedpick.experiments.progress import Progress, RunLine
 from fedpick.experiments.run import compute
-from fedpick.experiments.store import Store, in_a_sentence
+from fedpick.experiments.store import Store, StoreLocked, in_a_sentence
 
 __all__ = ["Executor", "Inline", "Processes", "RayCluster", "StopFlag"]
 
 _POLL_SECONDS = 0.25
 
 
-class StopFlag:
-    """Set by the first Ctrl-C: finish the round, then stop. A second one interrupts at once."""
+@contextmanager
+def _on_ctrl_c(stop: StopFlag) -> Iterator[None]:
+    """Let the first Ctrl-C set the flag and the second one raise KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
-    def __init__(self) -> None:
+    def handle(*_: object) -> None:
+        if stop():
+            raise KeyboardInterrupt
+        stop.set()
+
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+class StopFlag:
+    """Asks for a stop after the current rounds. `listen` says who sets it while runs are computed: Ctrl-C."""
+
+    def __init__(self, listen: Callable[[StopFlag], AbstractContextManager[None]] = _on_ctrl_c) -> None:
         self._event = threading.Event()
-        self._previous: Any = None
+        self._listening = listen(self)
 
     def __call__(self) -> bool:
         """Whether to stop."""
@@ -44,22 +64,15 @@ class StopFlag:
         self._event.set()
 
     def __enter__(self) -> StopFlag:
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._on_signal)
+        self._listening.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-
-    def _on_signal(self, *_: object) -> None:
-        if self._event.is_set():
-            raise KeyboardInterrupt
-        self._event.set()
+        self._listening.__exit__(None, None, None)
 
 
 class Executor(Protocol):
-    """Computes runs; returns run -> "done", "stopped" or the sentence that says why it failed."""
+    """Computes runs; returns run -> what `compute` returned, or the sentence that says why it failed."""
 
     def __call__(self, store: Store, runs: Sequence[RunLine], progress: Progress, stop: StopFlag) -> dict[int, str]:
         """Bring every run to its number of rounds."""
@@ -67,6 +80,8 @@ class Executor(Protocol):
 
 
 def _say_end(progress: Progress, run: RunLine, result: str) -> None:
+    if result == "busy":
+        return  # the runner waits for the process that computes it
     failed = result not in ("done", "stopped")
     progress.finish(run.run_id, "failed" if failed else result, result if failed else None)
 
@@ -91,6 +106,8 @@ class Inline:
             except KeyboardInterrupt:
                 stop.set()
                 result = "stopped"
+            except StoreLocked:
+                raise  # the other runs would wait as long, in vain
             except Exception as error:  # the other runs go on
                 result = in_a_sentence(error)
             results[run.run_id] = result
@@ -122,6 +139,8 @@ def _compute_in_process(url: str, run_id: int, rounds: int) -> str:
     store = Store(url)
     try:
         return compute(store, run_id, rounds, should_stop=_stop_event.is_set)
+    except StoreLocked:
+        raise
     except Exception as error:
         return in_a_sentence(error)
     finally:
@@ -139,41 +158,60 @@ class Processes:
         context = multiprocessing.get_context("spawn")
         stop_event = context.Event()
         results: dict[int, str] = {}
-        with ProcessPoolExecutor(
+        pool = ProcessPoolExecutor(
             max_workers=min(self.count, len(runs)),
             mp_context=context,
             initializer=_enter_worker,
             initargs=(stop_event,),
-        ) as pool:
-            futures: dict[Future[str], RunLine] = {
-                pool.submit(_compute_in_process, store.url, run.run_id, run.rounds): run for run in runs
-            }
+        )
+        try:
+            with _workers_without_ctrl_c():
+                futures: dict[Future[str], RunLine] = {
+                    pool.submit(_compute_in_process, store.url, run.run_id, run.rounds): run for run in runs
+                }
 
             def on_stop() -> None:
                 stop_event.set()
                 for future in futures:
                     future.cancel()
 
-            def result_of(future: Any) -> str:
-                return _future_result(future, stop)
-
-            _follow(store, futures, _wait_for_futures, progress, stop, on_stop, results, result_of)
+            _follow(store, futures, _wait_for_futures, progress, stop, on_stop, results, _future_result)
+        except BaseException as error:
+            for process in list(pool._processes.values()):
+                process.kill()  # its run resumes from the last checkpoint
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+            stop.set()
+            results = {**{run.run_id: "stopped" for run in runs}, **results}
+        finally:
+            pool.shutdown(cancel_futures=True)
         return results
+
+
+@contextmanager
+def _workers_without_ctrl_c() -> Iterator[None]:
+    """Start processes that never receive Ctrl-C, not even while they import: they inherit the blocked signal."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def _wait_for_futures(pending: set[Any]) -> set[Any]:
     return set(wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done)
 
 
-def _future_result(future: Any, stop: StopFlag) -> str:
+def _future_result(future: Any) -> str:
     if future.cancelled():
         return "stopped"
     try:
         return str(future.result())
     except BrokenProcessPool:
-        # Ctrl-C reaches a worker that is still starting, before it ignores the signal.
-        silent = "A worker process ended without an error message (killed, or out of memory?). Run again to go on."
-        return "stopped" if stop() else silent
+        return "A worker process ended without an error message (killed, or out of memory?). Run again to go on."
 
 
 def _follow(

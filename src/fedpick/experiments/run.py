@@ -30,9 +30,11 @@ from fedpick.core.types import Clients, Outcome
 from fedpick.data.types import Federation
 from fedpick.experiments.encoding import to_json, utc_now
 from fedpick.experiments.input_files import referenced_files, refuse_changed_files
+from fedpick.experiments.integrity import Damage
+from fedpick.experiments.leases import RunLeased
 from fedpick.experiments.schema import sa
 from fedpick.experiments.settings import RunParts, build_settings, federation_of, federation_texts
-from fedpick.experiments.store import Store, StoreError
+from fedpick.experiments.store import Store, StoreError, StoreLocked
 
 if TYPE_CHECKING:
     from fedpick.sim import Simulator
@@ -204,26 +206,48 @@ def compute(
 ) -> str:
     """Bring one run to `rounds` rounds, from its last checkpoint on.
 
-    Returns "done", or "stopped" if `should_stop` returned True after a round.
+    Returns "done"; "stopped" if `should_stop` returned True after a round; "busy" if another process computes the run.
     """
+    try:
+        with store.computing(run_id):
+            return _compute(store, run_id, rounds, should_stop, on_round)
+    except RunLeased:
+        return "busy"
+
+
+def _compute(
+    store: Store,
+    run_id: int,
+    rounds: int,
+    should_stop: Callable[[], bool],
+    on_round: Callable[[int, float | None], None],
+) -> str:
     run = store.run(run_id)
     try:
-        computed = build(run.settings)
+        # Another process may have finished it: then there is nothing to build.
+        computed = build(run.settings) if run.rounds_done < rounds else None
         done, content = store.resume(run_id)
-        if content is not None:
-            refuse_changed_files(run.manifest, run.settings)
-            _refuse_other_makers(run.manifest, computed)
-            computed.restore(content)
-        _describe(store, run_id, computed, run.manifest)
-        status = "done" if done >= rounds else _commit_rounds(store, run_id, computed, rounds, should_stop, on_round)
+        status = "done"
+        if done < rounds:
+            computed = computed or build(run.settings)
+            if content is not None:
+                refuse_changed_files(run.manifest, run.settings)
+                _refuse_other_makers(run.manifest, computed)
+                computed.restore(content)
+            _describe(store, run_id, computed, run.manifest)
+            status = _commit_rounds(store, run_id, computed, rounds, should_stop, on_round)
+        if status == "done" and store.torn([run_id]):
+            raise Damage(f"Run {run_id} has lost rows. Compute it again with: fedpick verify --repair")
+        store.release(run_id, status=status, error=None)
+    except (RunLeased, StoreLocked):
+        raise  # nothing can be said in the store
     except BaseException as error:
         # After Ctrl-C in the middle of a round the run resumes from its last checkpoint.
         stopped = isinstance(error, KeyboardInterrupt)
         text = f"{type(error).__name__}: {error}"
-        with suppress(sa.exc.SQLAlchemyError):  # if the store itself failed, the first error says so
-            store.update_run(run_id, status="stopped" if stopped else "failed", error=None if stopped else text)
+        with suppress(sa.exc.SQLAlchemyError, StoreError):  # if the store itself failed, the first error says so
+            store.release(run_id, status="stopped" if stopped else "failed", error=None if stopped else text)
         raise
-    store.update_run(run_id, status=status)
     return status
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 
 from fedpick.core.errors import InvalidInput
@@ -32,6 +33,7 @@ class Report:
         return not self.stopped and not self.failures
 
 
+_POLL_SECONDS = 0.5
 _SHORT_GRID = 2000
 """Rounds up to which starting more processes costs more than they save; see docs/guides/experiments.md."""
 
@@ -71,8 +73,9 @@ def run(
 ) -> Report:
     """Bring every run of the spec to its number of rounds. Rounds in the store are not computed again.
 
-    Ctrl-C, or `stop.set()`, ends it after the rounds being computed. Call it again to resume. `latest` False: it does
-    not become the latest experiment of the store.
+    Several processes may call this with the same spec and store: they share the runs, and each of them returns when
+    all runs are finished. Ctrl-C, or `stop.set()`, ends it after the rounds being computed. Call it again to resume.
+    `latest` False: the experiment does not become the latest of the store.
     """
     refuse_early([spec.settings_of(policy, spec.seeds[0]) for policy in spec.policies])
     if not restart:
@@ -83,27 +86,57 @@ def run(
     experiment = store.experiment(store.register(spec, latest=latest))
     members = store.runs(experiment.id)
     if restart:
-        for run_id in {member.id for member in members}:
-            store.restart(run_id)
+        store.restart(*{member.id for member in members})
         members = store.runs(experiment.id)
     lines = {
         member.id: RunLine(member.id, member.label, member.seed, spec.rounds, min(member.rounds_done, spec.rounds))
         for member in members
     }
+    # A run that has all its rounds is left alone, unless rows were lost or an accident left another status.
+    torn = store.torn(list(lines))
+    finished = {each.id for each in members if each.rounds_done >= spec.rounds and each.status == "done"} - torn
     todo = sorted(
-        (line for line in lines.values() if line.done < line.rounds), key=lambda line: spec.seeds.index(line.seed)
+        (line for line in lines.values() if line.run_id not in finished),
+        key=lambda line: spec.seeds.index(line.seed),
     )
-    left = sum(line.rounds - line.done for line in todo)
-    executor = make_executor(engine, processes=processes, address=address, num_runs=len(todo), rounds_left=left)
-    results: dict[int, str] = {}
+    results = dict.fromkeys(finished, "done")
     with stop or StopFlag() as flag, progress or Progress() as shown:
         shown.start(list(lines.values()))
-        if todo:
-            results = executor(store, todo, shown, flag)
+        while todo:
+            left = sum(line.rounds - line.done for line in todo)
+            executor = make_executor(engine, processes=processes, address=address, num_runs=len(todo), rounds_left=left)
+            results |= executor(store, todo, shown, flag)
+            todo = _wait_for_others(
+                store, [line for line in todo if results[line.run_id] == "busy"], results, shown, flag
+            )
     failures = {lines[run_id].name: text for run_id, text in results.items() if text not in ("done", "stopped")}
     return Report(
         experiment=experiment,
-        finished=len(lines) - len(todo) + sum(result == "done" for result in results.values()),
+        finished=sum(result == "done" for result in results.values()),
         stopped=sum(result == "stopped" for result in results.values()),
         failures=failures,
     )
+
+
+def _wait_for_others(
+    store: Store, busy: list[RunLine], results: dict[int, str], progress: Progress, stop: StopFlag
+) -> list[RunLine]:
+    """Follow the runs that other processes compute. Return those that were left unfinished, to be computed here."""
+    if busy:
+        who = sorted(set(store.holders([line.run_id for line in busy]).values()))
+        progress.note(f"Waiting for {len(busy)} runs that other processes compute: {', '.join(who)}.")
+    while busy and not stop():
+        time.sleep(_POLL_SECONDS)
+        ids = [line.run_id for line in busy]
+        held, now = store.holders(ids), store.progress(ids)
+        for line in busy:
+            status, done, accuracy = now[line.run_id]
+            progress.update(line.run_id, min(done, line.rounds), accuracy)
+            if line.run_id not in held and status == "done" and done >= line.rounds:
+                results[line.run_id] = "done"
+                progress.finish(line.run_id, "done")
+        busy = [line for line in busy if results[line.run_id] == "busy"]
+        if free := [line for line in busy if line.run_id not in held]:
+            return [*free, *(line for line in busy if line not in free)]
+    results |= {line.run_id: "stopped" for line in busy}
+    return []

@@ -34,6 +34,13 @@ Schema, version 1. Public: scripts may read it with any SQL tool. Rounds count f
     "evaluation/losses" (N,) the loss of every client, "evaluation/validation" (2,) loss and accuracy on the clients'
     validation data, weighted by importance
 `checkpoints`      where a run resumes: run_id, rounds_done, content (.npz of model and policy state)
+`checksums`        one row per run and round: run_id, round, digest (BLAKE2b of the digest before it, the row of
+    `rounds`, the row of `selections` and the arrays of the round; see `fedpick.experiments.integrity`)
+`leases`           which process computes a run: run_id, owner, beat (when the owner last renewed it, in seconds since
+    1970); see `fedpick.experiments.leases`
+
+The last two tables are younger than the others. A store without them is still version 1: they are created when it is
+opened for writing, and rounds without a checksum count as unverified.
 
 Arrays without another note are raw little-endian bytes: `numpy.frombuffer(value, "<f8")`. A number NaN is NULL. In
 `spec`, `settings` and `parameters`, infinity (`kappa2 = inf`) is the word Infinity, and NaN NaN, as in JSON5.
@@ -58,8 +65,10 @@ __all__ = [
     "SCHEMA_VERSION",
     "arrays",
     "checkpoints",
+    "checksums",
     "experiments",
     "federations",
+    "leases",
     "members",
     "metadata",
     "rounds",
@@ -195,4 +204,14 @@ checkpoints = sa.Table(
     sa.Column("run_id", sa.ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
     sa.Column("rounds_done", sa.Integer, nullable=False),
     sa.Column("content", sa.LargeBinary, nullable=False),
+)
+
+checksums = sa.Table("checksums", metadata, *_run_and_round(), sa.Column("digest", sa.LargeBinary, nullable=False))
+
+leases = sa.Table(
+    "leases",
+    metadata,
+    sa.Column("run_id", sa.ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("beat", sa.Double, nullable=False),
 )

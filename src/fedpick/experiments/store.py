@@ -11,7 +11,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import FedpickError, InvalidInput
 from fedpick.core.record import Counters, RoundRecord, Timings
 from fedpick.core.types import Outcome, Selection
-from fedpick.experiments import DEFAULT_STORE
+from fedpick.experiments import DEFAULT_STORE, leases
 from fedpick.experiments import schema as tables
 from fedpick.experiments.encoding import (
     array_bytes,
@@ -41,14 +41,25 @@ from fedpick.experiments.encoding import (
     split_diagnostics,
     utc_now,
 )
+from fedpick.experiments.integrity import Damage, link, start_of_chain, verify_rounds
+from fedpick.experiments.leases import RunLeased
 from fedpick.experiments.schema import sa
 from fedpick.experiments.spec import Spec
 
-__all__ = ["Experiment", "FederationFacts", "Run", "Store", "StoreError", "in_a_sentence", "open_store"]
+__all__ = ["Experiment", "FederationFacts", "Run", "Store", "StoreError", "StoreLocked", "in_a_sentence", "open_store"]
+
+_LOCK_SECONDS = 30
+"""How long SQLite waits for another program's lock."""
+_QUEUE = 7_305_811_204
+"""The advisory lock of PostgreSQL by which transactions queue; see `Store.writing`."""
 
 
 class StoreError(InvalidInput):
     """A store that cannot be used."""
+
+
+class StoreLocked(StoreError):
+    """A store that another program keeps locked."""
 
 
 def _engine_url(where: str | Path) -> sa.URL:
@@ -88,7 +99,7 @@ def _read_only(file: Path) -> sqlite3.Connection:
 
 
 def _set_up_sqlite(engine: sa.Engine, read_only: bool) -> None:
-    pragmas = ["busy_timeout = 60000"]
+    pragmas = [f"busy_timeout = {1000 * _LOCK_SECONDS}"]
     if not read_only:
         pragmas += ["journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"]
 
@@ -227,15 +238,18 @@ class Store:
             _set_up_sqlite(engine, read_only)
         self.engine = engine
         self._writer = engine.execution_options(fedpick_writes=True)
+        self._owner = leases.new_owner()
+        self._digests: dict[int, bytes | None] = {}
+        """Run whose lease this store holds -> the digest of its latest round."""
         self._prepare(create)
 
     def _prepare(self, create: bool) -> None:
         try:
             version = self._version()
-            if version is None:
-                if not create:
-                    raise StoreError(f"{self.name} holds no fedpick results.")
-                with self._writer.begin() as connection:
+            if version is None and not create:
+                raise StoreError(f"{self.name} holds no fedpick results.")
+            if not self.read_only and version in (None, tables.SCHEMA_VERSION) and not self._has_all_tables():
+                with self.writing(queue=True) as connection:
                     tables.metadata.create_all(connection)
                     if connection.scalar(sa.select(tables.schema.c.version)) is None:
                         row = {"version": tables.SCHEMA_VERSION, "written_by": f"fedpick {fedpick.__version__}"}
@@ -257,17 +271,30 @@ class Store:
         with self.engine.connect() as connection:
             return connection.scalar(sa.select(tables.schema.c.version))
 
+    def _has_all_tables(self) -> bool:
+        return set(tables.metadata.tables) <= set(sa.inspect(self.engine).get_table_names())
+
     def close(self) -> None:
         """Close the connections."""
         self.engine.dispose()
 
     @contextmanager
-    def writing(self) -> Iterator[sa.Connection]:
-        """One transaction."""
+    def writing(self, *, queue: bool = False) -> Iterator[sa.Connection]:
+        """One transaction. With `queue` it waits for others of its kind, as every writer does in SQLite."""
         if self.read_only:
             raise StoreError(f"{self.name} was opened for reading. Open it with Store(...) to write.")
-        with self._writer.begin() as connection:
-            yield connection
+        try:
+            with self._writer.begin() as connection:
+                if queue and connection.dialect.name == "postgresql":
+                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_QUEUE)))
+                yield connection
+        except sa.exc.OperationalError as error:
+            if isinstance(error.orig, sqlite3.OperationalError) and "locked" in str(error.orig):
+                raise StoreLocked(
+                    f"Another program has kept the store {self.name} locked for {_LOCK_SECONDS} s. Close it or end its "
+                    f"transaction, then run the same command again. `fuser {self.name}` shows which program it is."
+                ) from error
+            raise
 
     # Experiments and runs
 
@@ -276,7 +303,7 @@ class Store:
 
         With `latest` False it comes after all others in `experiments`.
         """
-        with self.writing() as connection:
+        with self.writing(queue=True) as connection:
             touched = (connection.scalar(sa.select(sa.func.max(tables.experiments.c.touched))) or 0) + 1
             touched = touched if latest else 0
             values = {
@@ -326,63 +353,129 @@ class Store:
 
     def put_federation(self, key: str, **values: Any) -> int:
         """Return the id of a federation, adding it if it is new. See the table for the values."""
-        with self.writing() as connection:
+        with self.writing(queue=True) as connection:
             found = connection.scalar(sa.select(tables.federations.c.id).where(tables.federations.c.key == key))
             return int(found) if found is not None else _insert(connection, tables.federations, key=key, **values)
 
     def update_run(self, run_id: int, **values: Any) -> None:
         """Change facts about a run: status, manifest, error, ..."""
         with self.writing() as connection:
+            if run_id in self._digests:
+                self._require_lease(connection, run_id)
             connection.execute(tables.runs.update().where(tables.runs.c.id == run_id), values)
+
+    # Leases: one process computes a run
+
+    @contextmanager
+    def computing(self, run_id: int) -> Iterator[None]:
+        """Hold and renew the lease of a run. Raise RunLeased if another living process holds it."""
+        self.take(run_id)
+        try:
+            with leases.beating(self._writer, run_id, self._owner):
+                yield
+        finally:
+            if run_id in self._digests:  # neither released nor lost; if this fails, the lease becomes stale
+                with suppress(sa.exc.SQLAlchemyError, StoreError):
+                    self.release(run_id)
+
+    def take(self, run_id: int) -> None:
+        """Take the lease of a run, or raise RunLeased if another living process holds it."""
+        with self.writing(queue=True) as connection:
+            leases.take(connection, run_id, self._owner)
+        self._digests[run_id] = None
+
+    def release(self, run_id: int, **values: Any) -> None:
+        """Give the lease back and change these facts about the run; if another process has it now, do neither."""
+        self._digests.pop(run_id, None)
+        mine = (tables.leases.c.run_id == run_id) & (tables.leases.c.owner == self._owner)
+        with self.writing() as connection:
+            if connection.execute(tables.leases.delete().where(mine)).rowcount and values:
+                connection.execute(tables.runs.update().where(tables.runs.c.id == run_id), values)
+
+    def holders(self, run_ids: list[int]) -> dict[int, str]:
+        """Run -> who computes it now, for people; this process and processes that have ended aside."""
+        with self.engine.connect() as connection:
+            found = {run_id: leases.holder(connection, run_id) for run_id in run_ids}
+        return {run_id: leases.describe(owner) for run_id, owner in found.items() if owner not in (None, self._owner)}
+
+    def _require_lease(self, connection: sa.Connection, run_id: int) -> None:
+        query = sa.select(tables.leases.c.owner).where(tables.leases.c.run_id == run_id).with_for_update()
+        if connection.scalar(query) != self._owner:
+            raise self._lost(run_id)
+
+    def _lost(self, run_id: int) -> RunLeased:
+        self._digests.pop(run_id, None)
+        return RunLeased(
+            f"This process does not hold the lease of run {run_id}: call Store.take first. If it did, another process "
+            f"took the run over because this one had not answered for {leases.STALE_SECONDS:.0f} s."
+        )
 
     # Rounds
 
     def resume(self, run_id: int) -> tuple[int, bytes | None]:
-        """Return (rounds done, checkpoint) and drop the rows beyond the checkpoint."""
+        """Return (rounds done, checkpoint) and drop the rows beyond the checkpoint. Needs the lease of the run.
+
+        Raise Damage if a round before the checkpoint is missing or does not match its checksum.
+        """
         with self.writing() as connection:
+            self._require_lease(connection, run_id)
             row = connection.execute(
                 sa.select(tables.checkpoints).where(tables.checkpoints.c.run_id == run_id)
             ).one_or_none()
-            done, content = (row.rounds_done, row.content) if row else (0, None)
+            done, content = (int(row.rounds_done), row.content) if row else (0, None)
+            try:
+                digest = verify_rounds(connection, run_id, done).digest if done else None
+            except Damage as error:
+                raise Damage(
+                    f"Run {run_id} is damaged: {error}. Compute it again with: fedpick verify --repair --store "
+                    f"{self.name}"
+                ) from error
             self._drop_rounds(connection, run_id, done)
-        return int(done), content
+        self._digests[run_id] = digest
+        return done, content
 
-    def restart(self, run_id: int) -> None:
-        """Forget everything a run has done."""
-        with self.writing() as connection:
-            connection.execute(tables.checkpoints.delete().where(tables.checkpoints.c.run_id == run_id))
-            self._drop_rounds(connection, run_id, 0)
-            values = {"status": "new", "error": None, "wall_seconds": 0.0, "accuracy": None, "manifest": None}
-            connection.execute(tables.runs.update().where(tables.runs.c.id == run_id), values)
+    def restart(self, *run_ids: int) -> None:
+        """Forget everything these runs have done. Raise RunLeased, and forget nothing, if a process computes one."""
+        with self.writing(queue=True) as connection:
+            for run_id in run_ids:
+                leases.take(connection, run_id, self._owner)
+                for table in (tables.checkpoints, tables.leases):
+                    connection.execute(table.delete().where(table.c.run_id == run_id))
+                self._drop_rounds(connection, run_id, 0)
+                values = {"status": "new", "error": None, "wall_seconds": 0.0, "accuracy": None, "manifest": None}
+                connection.execute(tables.runs.update().where(tables.runs.c.id == run_id), values)
 
     def _drop_rounds(self, connection: sa.Connection, run_id: int, first: int) -> None:
-        for table in (tables.arrays, tables.selections, tables.rounds):
+        for table in (tables.arrays, tables.selections, tables.rounds, tables.checksums):
             connection.execute(table.delete().where(table.c.run_id == run_id, table.c.round >= first))
         connection.execute(tables.runs.update().where(tables.runs.c.id == run_id), {"rounds_done": first})
 
     def write_round(
         self, run_id: int, record: RoundRecord, *, checkpoint: bytes | None, wall_seconds: float = 0.0
     ) -> None:
-        """Commit one round: rows, progress and, where given, the checkpoint after it."""
+        """Commit one round: rows, progress and, where given, the checkpoint after it. Needs the lease of the run."""
+        if run_id not in self._digests:
+            raise self._lost(run_id)
         text, found = split_diagnostics(record.selection.diagnostics)
-        stored = {f"policy/{name}": value for name, value in found.items()}
-        stored |= {f"evaluation/{name}": value for name, value in record.evaluation.items()}
+        arrays = {f"policy/{name}": array_bytes(value) for name, value in found.items()}
+        arrays |= {f"evaluation/{name}": array_bytes(value) for name, value in record.evaluation.items()}
         key = {"run_id": run_id, "round": record.index}
+        row = {**key, **_round_row(record), "diagnostics": text}
+        selection = {**key, **_selection_row(record)}
         progress = {"run": run_id, "done": record.index + 1, "spent": wall_seconds}
-        try:
-            with self.writing() as connection:
-                connection.execute(_NEW_ROUND, {**key, **_round_row(record), "diagnostics": text})
-                connection.execute(_NEW_SELECTION, {**key, **_selection_row(record)})
-                for name, value in stored.items():
-                    connection.execute(tables.arrays.insert(), {**key, "name": name, "value": array_bytes(value)})
-                if checkpoint is not None:
-                    _put_checkpoint(connection, run_id, record.index + 1, checkpoint)
-                connection.execute(_PROGRESS, {**progress, "latest": _number(record.test_accuracy)})
-        except sa.exc.IntegrityError as error:
-            raise StoreError(
-                f"Round {record.index} of run {run_id} is in {self.name} already: is another process working on this "
-                "experiment? Let it finish, or give this one another --store."
-            ) from error
+        with self.writing() as connection:
+            digest = link(self._digests[run_id] or start_of_chain(connection, run_id), row, selection, arrays)
+            checksum = {"run": run_id, "index": record.index, "content": digest, "me": self._owner}
+            if connection.execute(_NEW_CHECKSUM, checksum).rowcount != 1:
+                raise self._lost(run_id)
+            connection.execute(_NEW_ROUND, row)
+            connection.execute(_NEW_SELECTION, selection)
+            for name, value in arrays.items():
+                connection.execute(tables.arrays.insert(), {**key, "name": name, "value": value})
+            if checkpoint is not None:
+                _put_checkpoint(connection, run_id, record.index + 1, checkpoint)
+            connection.execute(_PROGRESS, {**progress, "latest": _number(record.test_accuracy)})
+        self._digests[run_id] = digest
 
     # Reading
 
@@ -442,6 +535,17 @@ class Store:
             columns.id.in_(run_ids)
         )
         return {row.id: (row.status, row.rounds_done, row.accuracy) for row in self._rows(query)}
+
+    def torn(self, run_ids: list[int]) -> set[int]:
+        """Return those runs whose rows are not exactly the rounds from 0 to `rounds_done` - 1."""
+        expected = {run_id: done for run_id, (_, done, _) in self.progress(run_ids).items()}
+        found: set[int] = set()
+        for table in (tables.rounds, tables.selections):
+            count, last = sa.func.count(), sa.func.max(table.c.round)
+            query = sa.select(table.c.run_id, count, last).where(table.c.run_id.in_(run_ids)).group_by(table.c.run_id)
+            rows = {run_id: (number, final + 1) for run_id, number, final in self._rows(query)}
+            found |= {run_id for run_id, done in expected.items() if rows.get(run_id, (0, 0)) != (done, done)}
+        return found
 
     def rounds(self, run_id: int, limit: int | None = None) -> dict[str, NDArray[Any]]:
         """The columns of `rounds` as arrays in order of the rounds, NaN for NULL; `diagnostics` as a list of dicts."""
@@ -550,6 +654,21 @@ class Store:
 
 # Built once: building them for every round took more than a third of the time of writing it.
 _NEW_ROUND, _NEW_SELECTION = tables.rounds.insert(), tables.selections.insert()
+# Inserts nothing if this process has lost the lease. The lock makes a process that takes the lease over wait.
+_NEW_CHECKSUM = (
+    tables.checksums.insert()
+    .from_select(
+        ["run_id", "round", "digest"],
+        sa.select(
+            tables.leases.c.run_id,
+            sa.bindparam("index", type_=sa.Integer),
+            sa.bindparam("content", type_=sa.LargeBinary),
+        )
+        .where(tables.leases.c.run_id == sa.bindparam("run"), tables.leases.c.owner == sa.bindparam("me"))
+        .with_for_update(),
+    )
+    .execution_options(preserve_rowcount=True)
+)
 _PROGRESS = (
     tables.runs.update()
     .where(tables.runs.c.id == sa.bindparam("run"))
