@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import shutil
 import sqlite3
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,23 +142,31 @@ def test_an_older_store_is_unverified_and_verified_from_here_on(tmp_path):
     assert "round 20 was changed" in verify(store).sentences[0]
 
 
+def results(store):
+    found = content(store)
+    described = {"parameters", "reference", "model_bytes", "error", "status", "manifest"}
+    runs = [[item for item in row if item[0] not in described] for row in found["runs"]]
+    return runs, [found[name] for name in ("federations", "rounds", "selections", "arrays", "checkpoints")]
+
+
 @pytest.mark.parametrize("flips", [30, pytest.param(600, marks=pytest.mark.slow)])
 def test_no_flipped_bit_changes_rows_unnoticed(undisturbed, tmp_path, flips):
-    """Single flipped bits anywhere in the file: found, or what the store says is unchanged."""
-    whole = bytearray(open(undisturbed.name, "rb").read())  # noqa: PTH123, SIM115
-    expected = content(undisturbed)
+    """Single flipped bits anywhere in the file: found, or the results are unchanged. Descriptions are not covered."""
+    whole = np.frombuffer(Path(undisturbed.name).read_bytes(), np.uint8)
+    used = np.flatnonzero(whole)
+    expected = results(undisturbed)
     rng = np.random.default_rng(0)
     noticed = 0
     for flip in range(flips):
-        changed = bytearray(whole)
-        changed[rng.integers(len(changed))] ^= 1 << int(rng.integers(8))
+        changed = whole.copy()
+        changed[rng.choice(used)] ^= 1 << int(rng.integers(8))
         file = tmp_path / f"{flip}.sqlite"
-        file.write_bytes(changed)
+        file.write_bytes(changed.tobytes())
         try:
             store = open_store(file)
             try:
                 problems = verify(store).sentences
-                unchanged = content(store) == expected
+                unchanged = not problems and results(store) == expected
             finally:
                 store.close()
         except (FedpickError, sa.exc.SQLAlchemyError, UnicodeDecodeError):
@@ -165,4 +174,4 @@ def test_no_flipped_bit_changes_rows_unnoticed(undisturbed, tmp_path, flips):
         noticed += bool(problems)
         assert problems or unchanged, f"flip {flip} changed the content unnoticed"
         file.unlink()
-    assert noticed > flips // 3
+    assert noticed > flips // 2

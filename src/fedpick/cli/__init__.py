@@ -44,8 +44,10 @@ def _call() -> int:
     click_exception: Any = typer.BadParameter.__mro__[2]
     try:
         code = app(standalone_mode=False)
+        if code == interrupts.KILLED:
+            raise KeyboardInterrupt  # as Typer returns it
     except typer.Abort as error:
-        raise KeyboardInterrupt from error
+        raise KeyboardInterrupt from error  # as click returns it
     except click_exception as error:
         if "Did you mean" in error.message:
             error.possibilities = None  # newer versions of click append what Typer has suggested already

@@ -21,6 +21,7 @@ KILLED = 130
 """The exit code of a program that ended by Ctrl-C, as shells have it."""
 
 _finish: Callable[[], None] | None = None
+_interrupts = 0
 
 
 @contextmanager
@@ -50,7 +51,8 @@ def watching() -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(previous_fd)
-        signal.signal(signal.SIGINT, previous)
+        # Python itself may take a while to end: a second Ctrl-C then ends it without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL if _interrupts else previous)
         writer.close()  # ends the thread
 
 
@@ -61,13 +63,13 @@ def _on_signal(*_: object) -> None:
 
 
 def _watch(reader: socket.socket) -> None:
-    interrupts = 0
+    global _interrupts
     with reader:
         while received := reader.recv(64):
-            interrupts += received.count(signal.SIGINT)
-            if interrupts > 1:
+            _interrupts += received.count(signal.SIGINT)
+            if _interrupts > 1:
                 _leave()
-            elif _finish is not None and interrupts:
+            elif _finish is not None and _interrupts:
                 _say("Stopping after the current rounds. Ctrl-C again leaves at once.\n")
 
 

@@ -53,7 +53,7 @@ class StopFlag:
 
     def __init__(self, listen: Callable[[StopFlag], AbstractContextManager[None]] = _on_ctrl_c) -> None:
         self._event = threading.Event()
-        self._listening = listen(self)
+        self._listen = listen
 
     def __call__(self) -> bool:
         """Whether to stop."""
@@ -64,6 +64,7 @@ class StopFlag:
         self._event.set()
 
     def __enter__(self) -> StopFlag:
+        self._listening = self._listen(self)
         self._listening.__enter__()
         return self
 

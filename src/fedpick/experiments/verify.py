@@ -74,7 +74,7 @@ def _verify_run(connection: sa.Connection, run_id: int, wanted: int | None, foun
     found.rounds += facts["rounds_done"]
     try:
         found.unverified += _require_whole(connection, facts)
-    except (StateFileError, sa.exc.DBAPIError) as error:
+    except Exception as error:  # damaged bytes become values of any type
         found.damaged[run_id] = f"{name}: {in_a_sentence(error).rstrip('.')}."
         return
     complete = wanted is not None and facts["rounds_done"] >= wanted > 0
@@ -87,6 +87,9 @@ def _require_whole(connection: sa.Connection, facts: Mapping[Any, Any]) -> int:
     run_id, done = facts["id"], facts["rounds_done"]
     if (problem := _identity(facts["settings"], facts["key"])) is not None:
         raise Damage(f"its settings {problem}")
+    settings = from_json(facts["settings"])
+    if (settings["policy"]["name"], settings["seed"]) != (facts["policy"], facts["seed"]):
+        raise Damage("its policy and seed are not those of its settings")
     for name in ("parameters", "manifest"):
         from_json(facts[name] or "{}")
     if facts["status"] == "done" and not done:
@@ -160,13 +163,13 @@ def repair(store: Store, found: Findings, **options: Any) -> list[Report]:
 
     `options` go to `fedpick.experiments.runner.run`. Raise RunLeased, and drop nothing, if a process computes one.
     """
-    affected = {*found.damaged, *found.mislabelled}
-    specs = [
-        parse_spec(experiment.spec)
-        for experiment in reversed(store.experiments())  # the latest stays the latest
-        if affected & {member.id for member in store.runs(experiment.id)}
-    ]
+    members = sa.select(tables.members.c.experiment_id).where(
+        tables.members.c.run_id.in_([*found.damaged, *found.mislabelled])
+    )
     with store.writing(queue=True) as connection:
+        affected = set(connection.execute(members).scalars())
+        # Read now: a spec that cannot be read must not cost its rows. The latest stays the latest.
+        specs = [parse_spec(each.spec) for each in reversed(store.experiments()) if each.id in affected]
         for table, lost, _ in list(_orphans(connection)):
             connection.execute(table.delete().where(lost))
         for run_id in found.damaged:
