@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import resource
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -63,9 +65,12 @@ def test_a_wrong_command_is_suggested_once(fedpick):
 def test_a_damaged_store_is_told_in_a_sentence(fedpick, tmp_path):
     assert fedpick("run", "spec.toml", "--quiet", "--no-report", "-p", "1")[0] == 0
     file = tmp_path / "results" / "fedpick.sqlite"
+    with closing(sqlite3.connect(file)) as connection:
+        page, size = connection.execute(
+            "SELECT rootpage, page_size FROM sqlite_master, pragma_page_size WHERE name = 'rounds'"
+        ).fetchone()
     content = file.read_bytes()
-    middle = len(content) // 8192 * 4096
-    file.write_bytes(content[:middle] + b"\xff" * (len(content) - middle))
+    file.write_bytes(content[: (page - 1) * size] + b"\xff" * size + content[page * size :])
     code, _, err = fedpick("report")
     assert code == 1
     assert err.startswith("error: ") and "malformed" in err and err.count("\n") == 1
