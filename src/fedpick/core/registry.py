@@ -40,6 +40,8 @@ BUILT_IN: dict[str, str] = {
     "adafed": "fedpick.policies.adafed:AdaFed",
     "f3ast": "fedpick.policies.f3ast:F3AST",
     "oort": "fedpick.policies.oort:Oort",
+    "fedau": "fedpick.policies.fedau:FedAU",
+    "fedcbs": "fedpick.policies.fedcbs:FedCBS",
 }
 
 
