@@ -155,8 +155,7 @@ class FedCBS(Policy[CohortCounts]):
         """Logarithms of the weights of the first draw."""
         balance = -self.power * np.log(state.alone[candidates])
         bonus = self.exploration * np.sqrt(3 * math.log(t) / (2 * np.maximum(state.times[candidates], 1)))
-        weight: FloatArray = np.logaddexp(balance, np.log(bonus)) if t > 1 and self.exploration > 0 else balance
-        return weight
+        return np.logaddexp(balance, np.log(bonus)) if t > 1 and self.exploration > 0 else balance
 
 
 def _histograms(clients: Clients) -> FloatArray:
@@ -173,4 +172,5 @@ def _excess(histograms: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 def _imbalance(squares: FloatArray, sizes: FloatArray, labels: int) -> FloatArray:
     single = np.full(len(sizes), 1 - 1 / max(labels, 1))
-    return np.maximum(np.divide(squares, sizes**2, out=single, where=sizes > 0), _LEAST)
+    imbalance: FloatArray = np.divide(squares, sizes**2, out=single, where=sizes > 0)
+    return np.maximum(imbalance, _LEAST)
