@@ -1,0 +1,226 @@
+"""The arena: every policy with its defaults in every setting of the papers that two cores can do.
+
+    python -m benchmarks.arena run --seeds 0,1,2,3,4,5,6,7,8,9      # hours; the same command resumes
+    python -m benchmarks.arena run --only synthetic-mdf,fmnist-2spc --seeds 100,101 --policies herd,uniform
+    python -m benchmarks.arena table --output docs/arena.md
+
+A setting is a variant of a spec of a paper with its own data, model, rates, availability and budget; the policies are
+those of the registry, each with its defaults. A policy that needs what a setting does not have, such as labels, is left
+out there. Scores are compared seed by seed: a difference whose 95 % interval holds 0 is a tie.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedpick import policies
+from fedpick.core.errors import FedpickError, unknown_name
+from fedpick.experiments.progress import make_progress
+from fedpick.experiments.run import refuse_early
+from fedpick.experiments.runner import run
+from fedpick.experiments.spec import PolicySpec, Spec, load_spec
+from fedpick.experiments.store import Store, open_store
+from fedpick.report import analysis
+from fedpick.report.analysis import PolicyResults, Results, RunResults
+
+SPECS = Path(__file__).parent / "specs"
+STORE = "results/arena.sqlite"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: a spec, how long, and what counts."""
+
+    spec: str
+    rounds: int
+    score: str
+    """"accuracy": mean test accuracy of the last ten evaluations; "loss": lowest test loss; "objective": the last."""
+
+    def load(self, name: str, chosen: Sequence[str], seeds: Sequence[int]) -> Spec:
+        """Return the spec with these policies, each with its defaults."""
+        spec = load_spec(SPECS / self.spec)
+        entries = tuple(PolicySpec(name=each, label=each) for each in chosen)
+        every = max(1, self.rounds // 200)
+        return replace(
+            spec,
+            title=f"arena: {name}",
+            policies=entries,
+            rounds=self.rounds,
+            seeds=tuple(seeds),
+            evaluate_every=every,
+            targets=(),
+            loss_targets=(),
+            local_accuracy_every=None,
+            validation_every=None,
+            losses_every=every if self.score == "objective" else None,
+        )
+
+
+SETTINGS = {
+    "fmnist-2spc": Setting("fedcor-fmnist.toml#2SPC", 200, "accuracy"),
+    "fmnist-1spc": Setting("fedcor-fmnist.toml#1SPC", 200, "accuracy"),
+    "fmnist-dir": Setting("fedcor-fmnist.toml#Dir", 200, "accuracy"),
+    "fmnist-dirichlet-0.3": Setting("power-of-choice-fmnist.toml#alpha0.3-c0.03", 150, "accuracy"),
+    "poc-synthetic-1": Setting("power-of-choice-synthetic.toml#1", 400, "objective"),
+    "poc-synthetic-3": Setting("power-of-choice-synthetic.toml#3", 400, "objective"),
+    "quadratic-30": Setting("power-of-choice-quadratic.toml#30", 5000, "objective"),
+    "synthetic-idl": Setting("fedgs-table2-synthetic.toml#IDL", 1000, "loss"),
+    "synthetic-ldf": Setting("fedgs-table2-synthetic.toml#LDF-0.7", 1000, "loss"),
+    "synthetic-mdf": Setting("fedgs-table2-synthetic.toml#MDF-0.7", 1000, "loss"),
+    "synthetic-ln": Setting("fedgs-table2-synthetic.toml#LN-0.5", 1000, "loss"),
+    "synthetic-sln": Setting("fedgs-table2-synthetic.toml#SLN-0.5", 1000, "loss"),
+    "fmnist-cnn-ymf": Setting("fedgs-table2-fmnist.toml#YMF-0.9", 60, "loss"),
+    "cafed-clusters": Setting("cafed-fig5.toml#between", 150, "accuracy"),
+    "cafed-heterogeneous": Setting("cafed-fig5.toml#heterogeneous", 150, "accuracy"),
+    "cafed-mnist": Setting("cafed-fig1.toml#mnist", 150, "accuracy"),
+    "phones-hour": Setting("cafed-phones.toml#hour", 150, "accuracy"),
+}
+
+
+def _score(kind: str, results: RunResults) -> float | None:
+    """One number per run, larger is better."""
+    if kind == "accuracy":
+        return analysis.final_accuracy(results, 10)
+    if kind == "loss":
+        lowest = analysis.lowest_loss(results)
+        return None if lowest is None else -lowest
+    measured = results.rounds["objective"]
+    measured = measured[np.isfinite(measured)]
+    return -float(measured[-1]) if len(measured) else None
+
+
+def usable(spec: Spec) -> Spec:
+    """Leave out the policies that this setting cannot serve."""
+    kept = []
+    for policy in spec.policies:
+        try:
+            refuse_early([spec.settings_of(policy, spec.seeds[0])])
+        except FedpickError:
+            continue
+        kept.append(policy)
+    return replace(spec, policies=tuple(kept))
+
+
+def compute(names: Sequence[str], chosen: Sequence[str], seeds: Sequence[int], where: str) -> None:
+    """Run what is missing of these settings."""
+    with closing(Store(where)) as store:
+        for name in names:
+            spec = usable(SETTINGS[name].load(name, chosen, seeds))
+            report = run(spec, store, progress=make_progress())
+            for run_name, reason in report.failures.items():
+                print(f"{name}: {run_name}: {reason}")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a policy did against the best other policy of a setting."""
+
+    mean: float
+    rank: float
+    verdict: str
+    """"win", "tie" or "loss" against the best other policy, by the paired interval."""
+    models: float
+    """Models sent per round."""
+
+
+def standings(kind: str, results: Results) -> dict[str, Standing]:
+    """Compare every policy with the best of the others, seed by seed."""
+
+    def measure(each: RunResults) -> float | None:
+        return _score(kind, each)
+
+    def mean_of(policy: PolicyResults) -> float:
+        mean = analysis.over_seeds(policy, measure).mean
+        return -np.inf if mean is None else mean
+
+    means = {policy.label: mean_of(policy) for policy in results.policies}
+    ordered = sorted(means.values(), reverse=True)
+    found = {}
+    for policy in results.policies:
+        others = [other for other in results.policies if other.label != policy.label]
+        verdict = "tie"
+        if others:
+            best = max(others, key=lambda other: means[other.label])
+            interval = analysis.paired_difference(policy, best, measure).interval
+            if interval is not None and interval[0] > 0:
+                verdict = "win"
+            elif interval is not None and interval[1] < 0:
+                verdict = "loss"
+        sent = [float(each.rounds["models_down"][-1]) / len(each.rounds["round"]) for each in policy.runs]
+        rank = 1.0 + ordered.index(means[policy.label])
+        found[policy.label] = Standing(means[policy.label], rank, verdict, float(np.mean(sent)))
+    return found
+
+
+def leaderboard(where: str) -> str:
+    """The table of all settings in the store, as Markdown."""
+    per_setting: dict[str, dict[str, Standing]] = {}
+    seeds: set[int] = set()
+    with closing(open_store(where)) as store:
+        for experiment in store.experiments():
+            name = experiment.title.removeprefix("arena: ")
+            if name in SETTINGS and name not in per_setting:
+                results = analysis.load_results(store, experiment)
+                seeds |= {each.run.seed for policy in results.policies for each in policy.runs}
+                per_setting[name] = standings(SETTINGS[name].score, results)
+    settings = [name for name in SETTINGS if name in per_setting]
+    labels = sorted({label for found in per_setting.values() for label in found})
+
+    def mean_rank(label: str) -> float:
+        return float(np.mean([per_setting[name][label].rank for name in settings if label in per_setting[name]]))
+
+    lines = [
+        "| policy | mean rank | worst rank | wins / ties / losses against the best other | models per round |",
+        "|---|---|---|---|---|",
+    ]
+    for label in sorted(labels, key=mean_rank):
+        own = [per_setting[name][label] for name in settings if label in per_setting[name]]
+        counts = " / ".join(str(sum(each.verdict == kind for each in own)) for kind in ("win", "tie", "loss"))
+        models = np.mean([each.models for each in own])
+        lines.append(
+            f"| `{label}` | {mean_rank(label):.1f} | {max(each.rank for each in own):.0f} | {counts} | {models:.1f} |"
+        )
+    lines += ["", f"Seeds: {', '.join(map(str, sorted(seeds)))}.", ""]
+    lines += ["| setting | score | " + " | ".join(f"`{label}`" for label in labels) + " |"]
+    lines += ["|---|---|" + "---|" * len(labels)]
+    for name in settings:
+        cells = [
+            f"{abs(per_setting[name][label].mean):.4g} ({per_setting[name][label].verdict})"
+            if label in per_setting[name]
+            else ""
+            for label in labels
+        ]
+        lines.append(f"| {name} | {SETTINGS[name].score} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run the arena, or print its table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("command", choices=["run", "table"])
+    parser.add_argument("--only", default=",".join(SETTINGS), help="settings, by commas")
+    parser.add_argument("--policies", default=",".join(policies.names()), help="policies, by commas")
+    parser.add_argument("--seeds", default="0,1,2,3,4,5,6,7,8,9")
+    parser.add_argument("--store", default=STORE)
+    parser.add_argument("--output", type=Path, help="write the table into this file")
+    given = parser.parse_args()
+    names = given.only.split(",")
+    for name in names:
+        if name not in SETTINGS:
+            raise SystemExit(str(unknown_name("setting of the arena", name, SETTINGS)))
+    if given.command == "run":
+        compute(names, given.policies.split(","), [int(seed) for seed in given.seeds.split(",")], given.store)
+    text = leaderboard(given.store)
+    print(text)
+    if given.output is not None:
+        given.output.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
