@@ -55,7 +55,7 @@ def test_swaps_never_make_it_worse():
         with_swaps, without = (
             Herd(swaps=swaps)._search(*given, np.arange(12), 4, np.random.default_rng(0))[0] for swaps in (True, False)
         )
-        assert objective(with_swaps, *given, 0.95) <= objective(without, *given, 0.95) + 1e-9
+        assert objective(with_swaps, *given, Herd().alpha) <= objective(without, *given, Herd().alpha) + 1e-9
 
 
 def test_rates_are_filled_up():
@@ -71,7 +71,7 @@ def told(session, selection, **reports):
 
 
 def test_without_descriptions_clients_take_turns():
-    session = Session(policies.get("herd"), Clients(num_examples=np.ones(6)), seed=3)
+    session = Session(policies.get("herd", source="none"), Clients(num_examples=np.ones(6)), seed=3)
     counts = np.zeros(6, int)
     for _ in range(9):
         selection = session.ask(budget=2)
@@ -113,7 +113,7 @@ def test_the_debt_is_bounded_so_that_every_client_gets_its_share(options):
 
 
 def test_a_client_that_never_answers_is_not_chosen_for_ever():
-    session = Session(policies.get("herd"), Clients(num_examples=np.ones(10)), seed=0)
+    session = Session(policies.get("herd", source="none"), Clients(num_examples=np.ones(10)), seed=0)
     picks = 0
     for _ in range(100):
         selection = session.ask(budget=2)
@@ -124,7 +124,7 @@ def test_a_client_that_never_answers_is_not_chosen_for_ever():
 
 
 def test_newcomers_are_not_owed_the_past():
-    session = Session(policies.get("herd"), Clients(num_examples=np.ones(10)), seed=0)
+    session = Session(policies.get("herd", source="none"), Clients(num_examples=np.ones(10)), seed=0)
     for _ in range(50):
         told(session, session.ask(budget=2))
     session.grow(Clients(num_examples=np.ones(15)))

@@ -112,8 +112,8 @@ class Herd(Policy[HerdState]):
         swaps: improve the cohort by swapping members after it was built.
     """
 
-    alpha: float = 0.95
-    fade: float = 0.5
+    alpha: float = 0.99
+    fade: float = 0.8
     source: str = "updates"
     swaps: bool = True
 
