@@ -16,7 +16,7 @@ Decision: among the available clients choose S, |S| = m, that minimises
 with kappa the mean of h_k |z_k|^2. The first term makes the cohort stand for the whole population, the second one
 balances the debt. The search takes one client after the other, the best one first, and then the best swaps.
 
-Weights: the debt, cut to [h_k / 4, 3 h_k] and scaled so that the cohort's weights sum to 1.
+Weights: those in [h_k / 4, 3 h_k] that minimise J for the chosen cohort, scaled so that they sum to 1.
 
 z_k comes from the updates that the server receives anyway (`source="updates"`): the sketch of the client's update,
 normalised, averaged with the one before it and centred over the known clients. The sketch of a classifier is the update
