@@ -118,7 +118,8 @@ class ReplayGrid(FakeGrid):
         if not outcome.completed[row]:
             return Message(Error(code=2, reason="dropped out"), reply_to=message)
         update = outcome.sketch[row] if outcome.sketch.size else None
-        reports = {key: float(getattr(outcome, name)[row]) for name, key in REPORTS.items()}
+        reported = {name: key for name, key in REPORTS.items() if hasattr(outcome, name)}
+        reports = {key: float(getattr(outcome, name)[row]) for name, key in reported.items()}
         return self.trained(message, update, **reports)
 
 
