@@ -460,3 +460,38 @@ def test_a_grid_that_cannot_list_nodes_is_enough():
     strategy = with_policy(flower.FedAvg(), UNIFORM, budget=2, key=lambda node, reported: reported["partition-id"])
     start(strategy, OldGrid(federation(3).nodes), rounds=2)
     assert strategy.roster.keys == ["key:0", "key:1", "key:2"]
+
+
+def test_clients_that_are_not_eligible_take_no_part(caplog):
+    def large(info, reported):
+        return reported["num-examples"] >= 13  # 10 + partition
+
+    grid = federation(6)
+    strategy = with_policy(flower.FedAvg(), UNIFORM, eligible=large)
+    start(strategy, grid, rounds=2)
+    assert strategy.roster.keys == ["partition:3", "partition:4", "partition:5"]
+    reached = {m.metadata.dst_node_id for m in grid.sent if not m.metadata.message_type.startswith("query")}
+    assert {grid.nodes[node].partition for node in reached} == {3, 4, 5}  # evaluation included
+    assert len(describe_queries(grid)) == 6 and "partition:2 is not eligible" in caplog.text
+
+
+def test_a_list_of_identities_admits_these_clients_only():
+    grid = federation(6)
+    strategy = with_policy(flower.FedAvg(), UNIFORM, eligible=["partition:4", "partition:1"])
+    start(strategy, grid, rounds=2)
+    assert strategy.roster.keys == ["partition:1", "partition:4"]
+    assert sum(node.trained for node in grid.nodes.values()) == 4
+
+
+def test_a_function_that_fails_for_a_client_leaves_it_out(caplog):
+    grid = federation(3)
+    strategy = with_policy(flower.FedAvg(), UNIFORM, eligible=lambda info, reported: 1 / reported["partition-id"])
+    start(strategy, grid, rounds=1)
+    assert strategy.roster.keys == ["partition:1", "partition:2"]
+    assert "The eligible function failed for partition:0" in caplog.text
+
+
+def test_a_federation_without_eligible_clients_says_so():
+    strategy = with_policy(flower.FedAvg(), UNIFORM, eligible=["name:a"], wait=0.0, ready_timeout=0.1)
+    with pytest.raises(TrainingFailed, match="3 nodes are online, 3 are not eligible, 0 of them"):
+        start(strategy, federation(3), rounds=1)

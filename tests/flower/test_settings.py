@@ -54,6 +54,7 @@ def test_a_policy_is_a_policy(policy, message):
         *(("sketch", value) for value in ("bias", None, 512, ["head"])),
         *(("seed", value) for value in (-1, 1.5, None)),
         *(("weights", value) for value in ("examples", None, ["policy"])),
+        *(("eligible", value) for value in ("name:a", 3, [], ["clinic-a"], [7], {"name:a", "b"})),
         *(("reports", value) for value in ("loss", None, {"accuracy": "acc"}, {"loss": 3}, ["loss"])),
     ],
 )

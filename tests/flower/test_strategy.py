@@ -379,3 +379,25 @@ def test_history_keeps_no_arrays_of_diagnostics():
     start(strategy, federation(6), rounds=6)
     held = [value for selection in strategy.history for value in selection.diagnostics.values()]
     assert not any(isinstance(value, np.ndarray) for value in held)
+
+
+def test_weights_may_come_from_a_function_of_the_user():
+    def last_client_only(selection, completed, clients):
+        assert len(clients) == 4 and completed.tolist() == [client != 3 for client in selection.clients]
+        return 0.5 * (selection.clients == 2) + (selection.clients == 3)  # the last one failed: its weight is dropped
+
+    grid = federation(4)
+    alter(node_of(grid, 3), "train", with_arrays(w=Array(np.full(3, np.nan))))
+    result = start(with_policy(flower.FedAvg(), UNIFORM, weights=last_client_only), grid, rounds=1)
+    # Half the way from 0 to the target, 2, by the weight 1/2.
+    np.testing.assert_allclose(result.arrays["w"].numpy(), 0.5 * 0.5 * 2.0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda *args: 1.0, lambda *args: [1.0], lambda *args: [NAN] * 4, lambda *args: [-1.0] * 4, lambda *args: "abcd"],
+    ids=["number", "short", "nan", "negative", "text"],
+)
+def test_weights_that_cannot_be_used_are_refused(wrong):
+    with pytest.raises(InvalidInput, match="weights"):
+        start(with_policy(flower.FedAvg(), UNIFORM, weights=wrong), federation(4), rounds=1)

@@ -217,6 +217,7 @@ class Membership:
         self.roster = roster
         self._settings = settings
         self._labels_for = labels_for
+        self._ineligible: set[int] = set()  # nodes that may not take part
         self._busy: dict[int, str] = {}  # client index -> id of the message it has not answered
         self._asked: dict[int, str] = {}  # node id -> id of the describe query it has not answered
         self._answers: bool | None = None  # whether the ClientApp answers queries; None: not known yet
@@ -249,7 +250,7 @@ class Membership:
             if not ready.any() and waited >= settings.ready_timeout:
                 raise TrainingFailed(
                     f"No client became ready within {waited:.0f} s: {self._state(online)}.\n\n"
-                    "hint: start SuperNodes, or raise ready_timeout to wait longer"
+                    "hint: start SuperNodes that are eligible, or raise ready_timeout to wait longer"
                 )
             if not ready.any() and waited >= warn_after:
                 LOG.warning("No client is ready after %.0f s: %s. Waiting.", waited, self._state(online))
@@ -260,7 +261,9 @@ class Membership:
     def _state(self, online: Sequence[int]) -> str:
         """Why no client is ready, in words."""
         described = self.roster.indices(online)
-        state = f"{len(online)} nodes are online, {len(described)} of them have described themselves"
+        ineligible = len(self._ineligible.intersection(online))
+        state = f"{len(online)} nodes are online, {f'{ineligible} are not eligible, ' if ineligible else ''}"
+        state += f"{len(described)} of them have described themselves"
         if described and self._lacks_labels():
             return f"{state}, but none with a usable label histogram, which {self._labels_for} needs"
         return f"{state}, and {sum(index in self._busy for index in described)} of these are busy"
@@ -322,7 +325,9 @@ class Membership:
         client that it turns out to be. A node that answers with an error is identified by its node id.
         """
         present = set(online)
-        unknown = dict.fromkeys(node for node in online if not self.roster.knows(node, present))
+        unknown = dict.fromkeys(
+            node for node in online if node not in self._ineligible and not self.roster.knows(node, present)
+        )
         self._asked = {node: sent for node, sent in self._asked.items() if node in present}
         replies = self._late_descriptions(grid)
         self._learn_from_errors(replies)
@@ -402,9 +407,15 @@ class Membership:
         usable, unusable = {}, {}
         for node, fields in reported.items():
             usable[node], unusable[node] = _usable_fields(fields)
-        keys = self._keys_of(
-            {node: (infos.get(node, SimpleNamespace(node_id=node, name="")), fields) for node, fields in usable.items()}
-        )
+        described = {
+            node: (infos.get(node, SimpleNamespace(node_id=node, name="")), fields) for node, fields in usable.items()
+        }
+        keys = self._keys_of(described)
+        for node, (info, fields) in described.items():
+            if not self._is_eligible(keys[node], info, fields):
+                LOG.info("%s is not eligible, and takes no part.", keys[node])
+                self._ineligible.add(node)
+                del usable[node]
         for node, names in unusable.items():
             self._warn_of_unusable(keys[node], reported[node], names)
         if self._labels_for is None:
@@ -420,6 +431,16 @@ class Membership:
         for node in usable:  # after a restart the answer to an old message never comes
             self._busy.pop(self.roster.index_of_node.get(node, -1), None)
         self._warn_of_odd_histograms()
+
+    def _is_eligible(self, key: str, info: Any, fields: Mapping[str, Any]) -> bool:
+        eligible = self._settings.eligible
+        if not callable(eligible):
+            return eligible is None or key in eligible
+        try:
+            return bool(eligible(info, fields))
+        except Exception:  # its input comes from clients: one of them must not end the federation
+            LOG.exception("The eligible function failed for %s, which takes no part.", key)
+            return False
 
     def _keys_of(self, described: Mapping[int, tuple[Any, Mapping[str, Any]]]) -> dict[int, str]:
         """Node id -> key. Nodes to which the user's function gives one key are identified by their node ids.

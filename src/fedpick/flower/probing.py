@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fedpick.core.policy import Signal
-from fedpick.core.types import Probe, aggregation_weights
+from fedpick.core.types import Probe
 from fedpick.flower.inner import messages_to
 from fedpick.flower.membership import Membership
 from fedpick.flower.messages import (
@@ -58,7 +58,7 @@ class Prober:
         if probe.trial is not None:
             updates = self._trial_updates(probe.trial.clients)
             completed = np.array([update is not None for update in updates], dtype=bool)
-            weights = aggregation_weights(probe.trial, completed, self.membership.roster.clients())
+            weights = self.settings.aggregation_weights(probe.trial, completed, self.membership.roster.clients())
             usable = [update for update in updates if update is not None]
             arrays = apply_updates(self.model, usable, weights[completed], self.settings.buffers)
         return self._losses(probe, arrays)

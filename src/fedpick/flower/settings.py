@@ -5,25 +5,46 @@ from __future__ import annotations
 import inspect
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Policy, Signal
+from fedpick.core.types import Clients, Selection, aggregation_weights, as_floats
 from fedpick.core.validation import is_whole, number, whole
 from fedpick.flower.messages import SketchFunction
 from fedpick.flower.progress import RoundReport
 
-__all__ = ["PROVIDES", "REPORTS", "KeyFunction", "Settings", "refuse_unusable_policy", "writable_directory"]
+__all__ = [
+    "PROVIDES",
+    "REPORTS",
+    "Eligible",
+    "KeyFunction",
+    "Settings",
+    "WeightsFunction",
+    "refuse_unusable_policy",
+    "writable_directory",
+]
 
 KeyFunction = Callable[[Any, Mapping[str, Any]], "str | int"]
 """(NodeInfo, what the client reported) -> a key that stays the same when the node id does not.
 
 Before Flower 1.40 the NodeInfo holds the node id alone.
 """
+
+Eligible = Callable[[Any, Mapping[str, Any]], bool] | Collection[str]
+"""(NodeInfo, what the client reported) -> whether it may take part; or the identities of those that may."""
+
+WeightsFunction = Callable[[Selection, NDArray[np.bool_], Clients], ArrayLike]
+"""(Selection, (k,) mask of the clients that completed, all clients) -> (k,) weights of their updates."""
+
+_IDENTITIES = ("key:", "name:", "partition:", "node:")
 
 PROVIDES = frozenset(
     {
@@ -58,7 +79,8 @@ class Settings:
     seed: int
     path: Path | None
     key: KeyFunction | None
-    use_weights: bool
+    eligible: Eligible | None
+    weights: str | WeightsFunction
     min_clients: int
     wait: float
     ready_timeout: float
@@ -91,13 +113,51 @@ class Settings:
             raise InvalidInput(
                 f"sketch must be 'head', 'count-sketch' or a function, sketch(update). Got {self.sketch!r}."
             )
+        if not callable(self.weights) and self.weights not in ("policy", "ignored"):
+            raise InvalidInput(
+                "weights must be 'policy', 'ignored' or a function, weights(selection, completed, clients). "
+                f"Got {self.weights!r}."
+            )
+        if self.eligible is not None and not callable(self.eligible):
+            self.eligible = _checked_identities(self.eligible)
         self.reports = _checked_reports(self.reports)
+
+    @property
+    def use_weights(self) -> bool:
+        """Whether the replies get weights from here, not from the wrapped strategy."""
+        return self.weights != "ignored"
+
+    def aggregation_weights(
+        self, selection: Selection, completed: NDArray[np.bool_], clients: Clients
+    ) -> NDArray[np.float64]:
+        """(k,) the policy's weights, or those of the user's function; 0 for a client that did not complete."""
+        if not callable(self.weights) or not completed.any():
+            return aggregation_weights(selection, completed, clients)
+        given = as_floats(self.weights(selection, completed, clients), "What weights returns")
+        if given.shape != completed.shape or not (np.isfinite(given).all() and (given >= 0).all()):
+            raise InvalidInput(
+                "weights(selection, completed, clients) must return one finite number of at least 0 for each of the "
+                f"{len(completed)} selected clients. Got {given!r}."
+            )
+        return np.where(completed, given, 0.0)
 
     def cohort_limit(self, ready: int) -> int | None:
         """The largest cohort of this many ready clients."""
         if self.budget is None or self.budget >= 1:
             return None if self.budget is None else int(self.budget)
         return max(1, round(self.budget * ready))
+
+
+def _checked_identities(eligible: Any) -> frozenset[str]:
+    expected = "eligible must be a function, eligible(node_info, reported), a list of identities, or None"
+    if isinstance(eligible, str) or not isinstance(eligible, Collection) or not eligible:
+        raise InvalidInput(f"{expected}. Got {eligible!r}.")
+    for identity in eligible:
+        if not isinstance(identity, str) or not identity.startswith(_IDENTITIES):
+            raise InvalidInput(
+                f"{expected}. Identities are as in the log, such as 'name:clinic-a' or 'partition:7'. Got {identity!r}."
+            )
+    return frozenset(eligible)
 
 
 def _checked_reports(reports: Any) -> dict[str, str]:

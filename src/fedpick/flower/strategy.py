@@ -31,7 +31,7 @@ from fedpick.core.policy import Policy, Signal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.sampling import sample_uniform
 from fedpick.core.session import SESSION_FILE, Session
-from fedpick.core.types import Clients, Outcome, Selection, aggregation_weights
+from fedpick.core.types import Clients, Outcome, Selection
 from fedpick.core.writing import claim
 from fedpick.flower.inner import (
     divides_by_norm,
@@ -69,8 +69,10 @@ from fedpick.flower.progress import RoundProgress, RoundReport
 from fedpick.flower.settings import (
     PROVIDES,
     REPORTS,
+    Eligible,
     KeyFunction,
     Settings,
+    WeightsFunction,
     refuse_unusable_policy,
     writable_directory,
 )
@@ -86,7 +88,8 @@ def with_policy(
     seed: int = 0,
     state: str | Path | None = None,
     key: KeyFunction | None = None,
-    weights: str = "policy",
+    eligible: Eligible | None = None,
+    weights: str | WeightsFunction = "policy",
     min_clients: int = 1,
     wait: float = 60.0,
     ready_timeout: float = 3600.0,
@@ -110,7 +113,10 @@ def with_policy(
         key: (NodeInfo, what the client reported) -> an identity that survives restarts. None: the authenticated name,
             else the reported partition id, else the node id. If the function returns nothing, or the same for several
             nodes at once, the node id is used.
-        weights: "policy", or "ignored" for strategies that cannot use weights (median, Krum, ...).
+        eligible: (NodeInfo, what the client reported) -> whether the client may take part, asked once for every node;
+            or the identities of the clients that may. None: all may.
+        weights: "policy", "ignored" for strategies that cannot use weights (median, Krum, ...), or a function with the
+            arguments of `fedpick.aggregation_weights` that returns one weight for every selected client.
         min_clients: start a round once this many clients have described themselves ...
         wait: ... or after this many seconds, with those that have.
         ready_timeout: seconds without any ready client after which the run ends with an error.
@@ -131,15 +137,13 @@ def with_policy(
     if isinstance(strategy, PolicyStrategy):
         raise InvalidInput("This strategy already has a policy. Wrap the strategy that was first given to with_policy.")
     refuse_unusable_policy(policy)
-    if weights not in ("policy", "ignored"):
-        raise InvalidInput(f"weights must be 'policy' or 'ignored'. Got {weights!r}.")
-    refuse_unsuitable(strategy, type(policy).__name__, use_weights=weights == "policy")
     settings = Settings(
         budget=budget,
         seed=seed,
         path=None,
         key=key,
-        use_weights=weights == "policy",
+        eligible=eligible,
+        weights=weights,
         min_clients=min_clients,
         wait=wait,
         ready_timeout=ready_timeout,
@@ -151,6 +155,7 @@ def with_policy(
         buffers=buffers,
         progress=progress,
     )
+    refuse_unsuitable(strategy, type(policy).__name__, use_weights=settings.use_weights)
     if state is not None:  # last: a call that is refused creates no directory
         settings.path = writable_directory(state)
     return PolicyStrategy(strategy, policy, settings)
@@ -361,9 +366,11 @@ class PolicyStrategy(Strategy):
         self._evaluations = []
         fraction = min((getattr(inner, "fraction_evaluate", 1.0) for inner in layers(self.inner)), default=1.0)
         least = max((getattr(inner, "min_evaluate_nodes", 0) for inner in layers(self.inner)), default=0)
-        busy = self._membership.busy_nodes()
+        busy, members = self._membership.busy_nodes(), self.roster.index_of_node
         online = [node for node in grid.get_node_ids() if node not in busy]
-        order = sorted(online, key=lambda node: (self.roster.index_of_node.get(node, len(self.roster.keys)), node))
+        if self._settings.eligible is not None:
+            online = [node for node in online if node in members]
+        order = sorted(online, key=lambda node: (members.get(node, len(self.roster.keys)), node))
         size = min(max(int(len(order) * fraction), least), len(order))
         if fraction == 0.0 or size == 0:
             return []
@@ -403,6 +410,8 @@ class PolicyStrategy(Strategy):
         self.inner.summary()
 
     def _weighing(self) -> str:
+        if callable(self._settings.weights):
+            return getattr(self._settings.weights, "__name__", "a function")
         return "the policy" if self._settings.use_weights else type(self.inner).__name__
 
     def _tell(self, selection: Selection, completed: NDArray[np.bool_], **reports: NDArray[np.float64]) -> None:
@@ -460,7 +469,7 @@ class PolicyStrategy(Strategy):
         clients = self.roster.clients()
         while True:
             completed = np.array([new is not None for new in trained], dtype=bool)
-            weights = aggregation_weights(selection, completed, clients)
+            weights = self._settings.aggregation_weights(selection, completed, clients)
             total = float(weights.sum())
             if not self._settings.use_weights or not total > 0 or abs(total - 1.0) <= 1e-12:
                 scaled_arrays = {}
