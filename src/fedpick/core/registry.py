@@ -42,6 +42,8 @@ BUILT_IN: dict[str, str] = {
     "oort": "fedpick.policies.oort:Oort",
     "fedau": "fedpick.policies.fedau:FedAU",
     "fedcbs": "fedpick.policies.fedcbs:FedCBS",
+    "clustered-size": "fedpick.policies.clustered:ClusteredSize",
+    "clustered-updates": "fedpick.policies.clustered:ClusteredUpdates",
 }
 
 
