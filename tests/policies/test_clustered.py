@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
-from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.cluster.hierarchy import ClusterWarning, fcluster, linkage
 
 from fedpick import Clients, Outcome, RoundContext, Session, policies
 from fedpick.core.errors import InvalidInput, MissingSignal
@@ -24,8 +26,7 @@ def bins(sizes, group, count):
     capacity = int(sizes.sum())
     result = np.zeros((count, len(sizes)), dtype=int)
     for unit in range(capacity):
-        points = np.full(count, (unit + 0.5) / capacity)
-        drawn = draw_from_bins(sizes / capacity, group, count, points)
+        drawn = draw_from_bins(sizes / capacity, group, count, np.full(count, (unit + 0.5) / capacity))
         result[np.arange(count), drawn] += 1
     return result
 
@@ -38,7 +39,7 @@ def test_bins_equal_those_of_the_paper():
     rng = np.random.default_rng(0)
     for _ in range(600):
         count, size = int(rng.integers(1, 6)), int(rng.integers(1, 10))
-        sizes = rng.integers(1, 9, size)
+        sizes = rng.integers(1, 6, size)
         group = rng.integers(0, 4, size) if rng.random() < 0.6 else np.zeros(size, dtype=int)
         expected = bins_reference(sizes.tolist(), as_lists(group), count)
         assert bins(sizes, group, count).tolist() == expected.tolist()
@@ -87,7 +88,9 @@ def test_distances_are_not_read_as_points():
         _, tree = ward_tree(rows, angles)
         two = {frozenset(group) for group in as_lists(fcluster(tree, 2, "maxclust"))}
         assert two == set(merges_reference(angles(rows))[-1])
-        as_points = fcluster(linkage(angles(rows), method="ward"), 2, "maxclust")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ClusterWarning)  # SciPy suspects the mistake, though not always
+            as_points = fcluster(linkage(angles(rows), method="ward"), 2, "maxclust")
         differs += two != {frozenset(group) for group in as_lists(as_points)}
     assert differs > 10
 
@@ -113,7 +116,7 @@ def test_mean_weights_are_the_importance_of_the_available_clients():
     rng = np.random.default_rng(0)
     state = knowing(policy, rng.normal(size=(5, 3)))
     context = RoundContext(index=1, budget=3, available=available, clients=Clients(num_examples=sizes))
-    weights = np.zeros((4000, 6))
+    weights = np.zeros((1500, 6))
     for row in weights:
         selection, _ = policy.select(state, context, rng)
         assert selection.weights.sum() == pytest.approx(1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedpick.core.arrays import FloatArray, IntArray
 
-__all__ = ["Prototypes", "merge"]
+__all__ = ["Prototypes", "merge", "nearest_centre"]
 
 
 _SAMPLE_PER_PROTOTYPE = 16
@@ -49,7 +49,7 @@ def merge(rows: FloatArray, limit: int) -> Prototypes:
         return Prototypes(member=member, centre=rows[first], multiplicity=multiplicity)
     distinct = rows[first]
     centres = _spread(distinct, limit)
-    nearest = _nearest(distinct, centres)
+    nearest = nearest_centre(distinct, centres)
     centres, nearest = _means(distinct, nearest, multiplicity.astype(np.float64))
     member = nearest[member]
     return Prototypes(member=member, centre=centres, multiplicity=np.bincount(member, minlength=len(centres)))
@@ -88,11 +88,12 @@ def _spread(rows: FloatArray, count: int) -> FloatArray:
         chosen[place] = np.argmax(distance)
     centres = sample[np.unique(chosen)]
     for _ in range(_REFINEMENTS):
-        centres, _ = _means(sample, _nearest(sample, centres), np.ones(size))
+        centres, _ = _means(sample, nearest_centre(sample, centres), np.ones(size))
     return centres
 
 
-def _nearest(rows: FloatArray, centres: FloatArray) -> IntArray:
+def nearest_centre(rows: FloatArray, centres: FloatArray) -> IntArray:
+    """Return the position of the nearest centre for every row."""
     nearest = np.empty(len(rows), dtype=np.int64)
     half_squares = (centres**2).sum(axis=1) / 2
     size = max(_BLOCK_WORK // max(centres.size, 1), 8)

@@ -21,16 +21,10 @@ class LatestSketches:
     vectors: FloatArray
     """(K, s) their sketches, none of them zero."""
 
-    def is_known(self, num_clients: int) -> BoolArray:
-        """(N,) mask of the clients with a sketch."""
-        mask = np.zeros(num_clients, dtype=bool)
-        mask[self.known] = True
-        return mask
-
-    def rows(self, clients: IntArray) -> FloatArray:
-        """(n, s) the sketches of clients that are known."""
-        rows: FloatArray = self.vectors[np.searchsorted(self.known, clients)]
-        return rows
+    def among(self, candidates: BoolArray) -> tuple[IntArray, FloatArray]:
+        """Return the known clients of a mask (N,), ascending, and their sketches."""
+        wanted = candidates[self.known]
+        return self.known[wanted], self.vectors[wanted]
 
 
 def no_sketches() -> LatestSketches:

@@ -1,7 +1,8 @@
 """Ward's hierarchical clustering of clients, for any number of them.
 
 The tree is exact for up to `EXACT` clients. It takes quadratic time, so more clients are merged into at most
-`PROTOTYPES` groups of similar ones first, and the tree joins these groups.
+`PROTOTYPES` groups of similar ones first, and the tree joins these groups. `group_similar` does this in linear time: it
+places the centres by an evenly spaced sample of the clients, and every client joins the nearest centre.
 
 `linkage` takes its distances as one row of pairs (condensed). A square matrix of distances would be read as points.
 """
@@ -15,12 +16,13 @@ from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
 from fedpick.core.arrays import FloatArray, IntArray
-from fedpick.policies._prototypes import merge
+from fedpick.policies._prototypes import merge, nearest_centre
 
-__all__ = ["EXACT", "PROTOTYPES", "Distance", "angles", "merges_reference", "unit_rows", "ward_tree"]
+__all__ = ["EXACT", "PROTOTYPES", "Distance", "angles", "group_similar", "merges_reference", "unit_rows", "ward_tree"]
 
 EXACT = 1000
 PROTOTYPES = 128
+_SAMPLE = 20_000
 
 Distance = Callable[[FloatArray], FloatArray]
 """(n, s) rows -> (n, n) distances between them."""
@@ -28,7 +30,7 @@ Distance = Callable[[FloatArray], FloatArray]
 
 def unit_rows(rows: FloatArray) -> FloatArray:
     """Return the rows scaled to length 1."""
-    scaled: FloatArray = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    scaled: FloatArray = rows / np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
     return scaled
 
 
@@ -39,15 +41,21 @@ def angles(rows: FloatArray) -> FloatArray:
     return angle
 
 
+def group_similar(rows: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Return the group of every row, and the (P, s) rows that stand for the groups: the rows if there are few."""
+    if len(rows) <= EXACT:
+        return np.arange(len(rows)), rows
+    sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLE)).astype(np.int64)]
+    centres = merge(sample, PROTOTYPES).centre
+    return nearest_centre(rows, centres), centres
+
+
 def ward_tree(rows: FloatArray, distance: Distance) -> tuple[IntArray, FloatArray]:
     """Return the leaf of every row, and the tree over the leaves as SciPy's linkage matrix."""
-    leaf = np.arange(len(rows))
-    if len(rows) > EXACT:
-        prototypes = merge(rows, PROTOTYPES)
-        leaf, rows = prototypes.member, prototypes.centre
-    if len(rows) < 2:
+    leaf, centres = group_similar(rows)
+    if len(centres) < 2:
         return leaf, np.empty((0, 4))
-    return leaf, linkage(squareform(distance(rows), checks=False), method="ward")
+    return leaf, linkage(squareform(distance(centres), checks=False), method="ward")
 
 
 def merges_reference(distances: FloatArray) -> list[tuple[frozenset[int], frozenset[int]]]:

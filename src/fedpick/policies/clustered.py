@@ -34,7 +34,7 @@ from typing import ClassVar, Literal, final
 import numpy as np
 from scipy.spatial.distance import pdist, squareform
 
-from fedpick.core.arrays import FloatArray, IntArray
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.state import Stateless
 from fedpick.core.types import Clients, Outcome, RoundContext, Selection
@@ -118,23 +118,25 @@ def draw_from_bins(importance: FloatArray, group: IntArray, count: int, points: 
     return picked
 
 
+def _candidates(context: RoundContext) -> BoolArray:
+    """(N,) the available clients with importance, or all available ones if none has any."""
+    candidates = context.available & (context.clients.importance > 0)
+    return candidates if candidates.any() else context.available
+
+
 def _selection(
-    context: RoundContext, candidates: IntArray, group: IntArray, rng: np.random.Generator, **diagnostics: int
+    context: RoundContext, candidates: BoolArray, group: IntArray, rng: np.random.Generator, **diagnostics: int
 ) -> Selection:
-    if len(candidates) == 0 or context.budget == 0:
+    """Draw from the bins of the candidates, a mask (N,), with the groups (N,)."""
+    clients = np.flatnonzero(candidates)
+    if len(clients) == 0 or context.budget == 0:
         return Selection(clients=np.empty(0, dtype=np.int64), weights=np.empty(0))
-    importance = context.clients.importance[candidates]
+    importance = context.clients.importance[clients]
     if not importance.any():
-        importance = np.ones(len(candidates))
-    drawn = candidates[draw_from_bins(importance, group, context.budget, rng.random(context.budget))]
-    clients, draws = np.unique(drawn, return_counts=True)
-    return Selection(clients=clients, weights=draws / context.budget, diagnostics=diagnostics)
-
-
-def _candidates(context: RoundContext) -> IntArray:
-    """The available clients with importance, or all available ones if none has any."""
-    candidates = np.flatnonzero(context.available & (context.clients.importance > 0))
-    return candidates if len(candidates) else np.flatnonzero(context.available)
+        importance = np.ones(len(clients))
+    drawn = clients[draw_from_bins(importance, group[clients], context.budget, rng.random(context.budget))]
+    distinct, draws = np.unique(drawn, return_counts=True)
+    return Selection(clients=distinct, weights=draws / context.budget, diagnostics=diagnostics)
 
 
 @final
@@ -186,14 +188,13 @@ class ClusteredUpdates(Policy[LatestSketches]):
     ) -> tuple[Selection, LatestSketches]:
         """Group the available clients by their updates and make one draw per bin."""
         candidates = _candidates(context)
-        known = state.is_known(len(context.clients))[candidates]
+        known, sketches = state.among(candidates)
         group = np.zeros(len(candidates), dtype=np.int64)
-        if known.any() and context.budget:
-            importance = context.clients.importance[candidates]
-            units = context.budget * importance[known] / (importance.sum() or 1.0)
-            group[known] = 1 + self._groups(state.rows(candidates[known]), units)
-        groups = len(np.unique(group))
-        return _selection(context, candidates, group, rng, groups=groups, known=int(known.sum())), state
+        if len(known) and context.budget:
+            importance = context.clients.importance
+            units = context.budget * importance[known] / (importance[candidates].sum() or 1.0)
+            group[known] = 1 + self._groups(sketches, units)
+        return _selection(context, candidates, group, rng, known=len(known)), state
 
     def _groups(self, sketches: FloatArray, units: FloatArray) -> IntArray:
         """(n,) step 1: the highest node of Ward's tree above each client with at most one unit."""
