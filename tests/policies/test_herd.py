@@ -8,7 +8,8 @@ import pytest
 from fedpick import Clients, Outcome, Session, policies
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Signal
-from fedpick.policies.herd import Herd, reference, selection_rates
+from fedpick.policies._rates import selection_rates
+from fedpick.policies.herd import Herd, reference
 
 
 def problem(rng, count, size):

@@ -44,6 +44,8 @@ BUILT_IN: dict[str, str] = {
     "fedcbs": "fedpick.policies.fedcbs:FedCBS",
     "clustered-size": "fedpick.policies.clustered:ClusteredSize",
     "clustered-updates": "fedpick.policies.clustered:ClusteredUpdates",
+    "optimal-sampling": "fedpick.policies.optimal_sampling:OptimalSampling",
+    "k-vib": "fedpick.policies.k_vib:KVib",
 }
 
 

@@ -43,8 +43,9 @@ from fedpick.core.policy import Policy, Signal
 from fedpick.core.state import per_client
 from fedpick.core.types import Clients, Outcome, RoundContext, Selection
 from fedpick.core.validation import choice, flag, number
+from fedpick.policies._rates import selection_rates
 
-__all__ = ["Herd", "HerdState", "reference", "selection_rates"]
+__all__ = ["Herd", "HerdState", "reference"]
 
 _NEEDS = {"updates": Signal.SKETCH, "labels": Signal.LABEL_HISTOGRAM, "features": Signal.FEATURES}
 _SHORTLIST = 20_000
@@ -66,23 +67,6 @@ def reference(
         return float(alpha * (matching @ matching) / kappa + (1 - alpha) * balance.sum())
 
     return min(combinations(range(len(debt)), size), key=objective)
-
-
-def selection_rates(importance: FloatArray, size: int) -> FloatArray:
-    """q: proportional to importance, at most 1 each, with the sum `size`, or 1 for all if there are too few clients."""
-    rates = np.zeros(len(importance))
-    free = importance > 0
-    left = min(size, int(np.count_nonzero(free)))
-    while left > 0:
-        share = importance * (left / importance[free].sum())
-        full = free & (share >= 1)
-        if not full.any():
-            rates[free] = share[free]
-            break
-        rates[full] = 1.0
-        left -= int(np.count_nonzero(full))
-        free &= ~full
-    return rates
 
 
 @dataclass(frozen=True)
