@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray
-from fedpick.core.types import Outcome
+from fedpick.core.types import Outcome, RoundContext
 
-__all__ = ["LatestSketches", "no_sketches", "remember"]
+__all__ = ["LatestSketches", "no_sketches", "places_for_unknown", "remember"]
 
 
 @dataclass(frozen=True)
@@ -48,3 +48,16 @@ def remember(state: LatestSketches, outcome: Outcome) -> LatestSketches:
     vectors = np.concatenate([state.vectors[kept].reshape(-1, width), outcome.sketch[usable]])
     order = np.argsort(known, kind="stable")
     return LatestSketches(known=known[order], vectors=vectors[order])
+
+
+def places_for_unknown(unknown: BoolArray, context: RoundContext, rng: np.random.Generator) -> int:
+    """Return how many places go to clients without a sketch: their share of the available clients, randomly rounded.
+
+    So newcomers and clients that never answer get the share of a random selection, and no more.
+    """
+    available = int(np.count_nonzero(context.available))
+    strangers = int(np.count_nonzero(context.available & unknown))
+    places = min(context.budget, available)
+    share = places * strangers / max(available, 1)
+    rounded = int(share + rng.random())
+    return min(max(rounded, places - (available - strangers)), strangers)
