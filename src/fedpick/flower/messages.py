@@ -11,7 +11,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -302,7 +302,7 @@ def sketches(updates: Iterable[Arrays | None], how: str | SketchFunction, seed: 
     """
     ours: dict[str, SketchFunction] = {
         "head": _mean_over_inputs,
-        "count-sketch": partial(_count_sketch, seed=seed),
+        "count-sketch": partial(_count_sketch, places=cache(partial(_places, seed=seed))),  # drawn once for all
     }
     describe = ours[how] if isinstance(how, str) else how
     rows = [None if update is None else _described(describe, update) for update in updates]
@@ -339,17 +339,21 @@ def _mean_over_inputs(head_update: Arrays) -> NDArray[Any]:
     return mean
 
 
-def _count_sketch(update: Arrays, seed: int) -> NDArray[np.float64]:
+def _count_sketch(update: Arrays, places: Callable[[int], tuple[NDArray[Any], NDArray[Any]]]) -> NDArray[np.float64]:
     """The update as at most 512 numbers that keep inner products on average: random signs, summed in random buckets."""
     flat = np.concatenate([np.ravel(array).astype(np.float64) for array in update.values()])
     if len(flat) <= _SKETCH_SIZE:
         return flat
+    signs, buckets = places(len(flat))
+    flat *= signs
+    return np.bincount(buckets, weights=flat, minlength=_SKETCH_SIZE).astype(np.float64, copy=False)
+
+
+def _places(length: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The sign and the bucket of every number of an update."""
     rng = np.random.Generator(np.random.PCG64(seed))
-    signs = rng.integers(0, 2, len(flat)) * 2.0 - 1.0
-    buckets: NDArray[np.float64] = np.bincount(
-        rng.integers(0, _SKETCH_SIZE, len(flat)), weights=flat * signs, minlength=_SKETCH_SIZE
-    ).astype(np.float64)
-    return buckets
+    signs = (rng.integers(0, 2, length) * 2 - 1).astype(np.int8)
+    return signs, rng.integers(0, _SKETCH_SIZE, length)
 
 
 def usable_replies(
