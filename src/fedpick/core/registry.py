@@ -42,6 +42,8 @@ BUILT_IN: dict[str, str] = {
     "oort": "fedpick.policies.oort:Oort",
     "fedau": "fedpick.policies.fedau:FedAU",
     "fedcbs": "fedpick.policies.fedcbs:FedCBS",
+    "tifl": "fedpick.policies.tifl:TiFL",
+    "refl": "fedpick.policies.refl:REFL",
     "clustered-size": "fedpick.policies.clustered:ClusteredSize",
     "clustered-updates": "fedpick.policies.clustered:ClusteredUpdates",
     "optimal-sampling": "fedpick.policies.optimal_sampling:OptimalSampling",
