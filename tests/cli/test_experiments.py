@@ -20,6 +20,7 @@ pytest.importorskip("jax")
 def test_run_prints_tables_and_goes_on(fedpick, tmp_path):
     code, out, err = fedpick("run", "spec.toml", "--no-report", "-p", "1")
     assert code == 0, err
+    assert out.startswith("No verdict from one seed")
     assert "rounds to 5 %" in out
     assert "uniform, seed 0: done" in err
     assert (tmp_path / "results" / "fedpick.sqlite").is_file()
@@ -71,6 +72,7 @@ def test_report_adds_differences_and_groups(fedpick):
     )
     assert code == 0, err
     assert "**Paired differences to uniform**" in out
+    assert out.startswith("**") and "uniform" in out.splitlines()[0]
     assert "| md: more available, weakly correlated | 10 ± 0 |" in out
     code, out, _ = fedpick("report", "--no-html", "--against", "md")
     assert "Paired differences to md" in out
@@ -90,6 +92,7 @@ def test_json_lines(fedpick):
     assert events[0]["event"] == "start"
     assert events[-1]["event"] == "end"
     assert events[-1]["finished"] == 2
+    assert events[-1]["verdict"][0].startswith("No verdict from one seed")
     assert events[-1]["tables"]["small: accuracy"]["md"]["final accuracy %"]["mean"] > 0
 
 

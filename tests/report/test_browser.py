@@ -171,8 +171,23 @@ def test_groups_and_differences_can_be_asked_for_other_measures(opened):
 def test_a_phone_shows_everything_without_scrolling_sideways(browser, report):
     opened = Opened(browser, report, viewport={"width": 390, "height": 800})
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
+    opened.page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    cut = "all => all.filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.textContent)"
+    assert opened.page.locator(".card, .tile, figure, .chips, .verdict").evaluate_all(cut) == []
+    assert (
+        opened.page.locator(".card td").first.evaluate("each => getComputedStyle(each, '::before').content") != "none"
+    )
+    # Neither the bar of policies nor Plotly's buttons lie over a plot.
+    opened.page.locator("#plot-accuracy").scroll_into_view_if_needed()
+    assert opened.page.locator(".toolbar").evaluate("each => getComputedStyle(each).position") == "static"
+    assert opened.page.locator(".modebar-btn").count() == 0
     assert opened.complaints == []
     opened.context.close()
+
+
+def test_the_effective_cohort_is_drawn_from_zero(opened):
+    low, high = opened.page.evaluate("document.getElementById('plot-weight')._fullLayout.yaxis.range")
+    assert low <= 0 < 2 < high
 
 
 def test_hovering_says_what_it_is(opened):

@@ -20,6 +20,7 @@ from fedpick.report.charts.chart import numbers, styles_of
 from fedpick.report.charts.learned import cluster_order, flat_map
 from fedpick.report.html import _tiles
 from fedpick.report.material import CHOSEN, FAILED, read_material
+from fedpick.report.verdict import verdict_of
 from tests.report.report_store import HOSTILE, make_spec, make_store
 
 
@@ -153,18 +154,48 @@ def test_colours_can_be_seen_on_their_page():
         assert (luminance(style.dark) + 0.05) / (luminance("#161d24") + 0.05) >= 3
 
 
-def test_the_headline_names_all_that_are_level(tmp_path):
-    made = make_store(tmp_path / "s.sqlite", make_spec(("uniform", "fedgs"), seeds=1, rounds=3, targets=()))
+def test_a_card_names_a_winner_only_where_an_interval_excludes_0(tmp_path):
+    made = make_store(tmp_path / "s.sqlite", make_spec(("uniform", "fedgs"), seeds=3, rounds=3, targets=()))
     material = read_material(made)
     styles = styles_of(["uniform", "fedgs"])
-    for run in (run for policy in material.results.policies for run in policy.runs):
-        run.rounds["accuracy"][-1] = 0.75
-    level = re.search(r"Highest final accuracy</p>(.*?)</div>", _tiles(material, styles)).group(1)
-    assert "uniform" in level and "fedgs" in level and "75.0 %" in level
-    material.results.policies[1].runs[0].rounds["accuracy"][-1] = 0.76
-    first = re.search(r"Highest final accuracy</p>(.*?)</div>", _tiles(material, styles)).group(1)
-    assert "uniform" not in first and "fedgs" in first and "76.0 %" in first
+
+    def card(uniform, fedgs):
+        for policy, finals in zip(material.results.policies, (uniform, fedgs), strict=True):
+            for run, final in zip(policy.runs, finals, strict=True):
+                run.rounds["accuracy"][-1] = final
+        return re.search(r"Highest final accuracy</p>(.*?)</div>", _tiles(material, styles)).group(1)
+
+    level = card((0.75, 0.75, 0.75), (0.75, 0.75, 0.75))
+    assert "uniform" in level and "fedgs" in level and "a tie: 75.0 %" in level
+    noise = card((0.75, 0.75, 0.75), (0.70, 0.90, 0.75))
+    assert "uniform" in noise and "fedgs" in noise and "a tie: 75.0 to 78.3 %" in noise
+    first = card((0.75, 0.75, 0.75), (0.78, 0.78, 0.79))
+    assert "uniform" not in first and "fedgs" in first and "78.3 ± 0.6 %" in first and "tie" not in first
     made.close()
+
+
+def test_the_page_begins_with_the_verdict_and_ends_with_the_appendix(store, tmp_path):
+    text = write_report(store, tmp_path / "r.html").read_text(encoding="utf-8")
+    sentences = verdict_of(read_material(store).results, read_material(store).accounts).sentences
+    shown = re.search(r'<section class="verdict"(.*?)</section>', text, re.S).group(1)
+    found = re.findall(r'<(?:p class="headline"|li)>(.*?)</', shown)
+    assert [unescape(each).replace("\N{NO-BREAK SPACE}", " ") for each in found] == list(sentences)
+    assert text.index('class="verdict"') < text.index('id="results"') < text.index('id="choices"')
+    appendix = text[text.index('<section id="appendix"') : text.index('<section id="settings"')]
+    for part in (
+        "<h3>Distance from the target importance",
+        "<h3>Time waited for",
+        'id="plot-bounds"',
+        'id="plot-diagnostics"',
+    ):
+        assert text.count(part) == appendix.count(part) == 1
+
+
+def test_shares_and_cohorts_are_drawn_from_zero(store):
+    charts = charts_of(store)
+    for key in ("weight", "fairness"):
+        assert all(measure["from_zero"] for measure in charts[key].data["measures"])
+    assert "from_zero" not in charts["accuracy"].data["measures"][0]
 
 
 def test_labels_and_titles_are_text_never_markup(tmp_path):

@@ -111,11 +111,15 @@ def accuracy_table():
     return tables.tables_of(results, window=2)[0]
 
 
-def test_markdown_marks_the_best(accuracy_table):
-    text = tables.to_markdown(accuracy_table)
+def test_markdown_marks_the_best():
+    slow, fast = [0.1, 0.2, 0.3, 0.5], [0.1, 0.5, 0.3, 0.4]
+    results = make_results(
+        {"A_1": [make_run(slow, seed=s) for s in (0, 1)], "B": [make_run(fast, seed=s) for s in (0, 1)]}
+    )
+    text = tables.to_markdown(tables.tables_of(results, window=2)[0])
     assert "| policy | rounds to 50 % | rounds to 50 %, mean of 2 |" in text
-    assert "| B | **2.0** | N/A |" in text
-    assert "| A_1 | 4.0 | N/A |" in text
+    assert "| B | **2.0 ± 0.0** | N/A |" in text
+    assert "| A_1 | 4.0 ± 0.0 | N/A |" in text
 
 
 def test_csv_reads_back_as_numbers(accuracy_table):

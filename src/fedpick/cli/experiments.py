@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from fedpick.experiments.runner import Report
     from fedpick.experiments.spec import Spec
     from fedpick.experiments.store import Experiment, Store
+    from fedpick.report.analysis import Results
+    from fedpick.report.verdict import Verdict
 
 __all__ = ["compare", "demo", "report", "run", "show"]
 
@@ -213,7 +215,7 @@ def _tell(store: Store, outcome: Report, started: float, *, write_report: bool, 
         _print_json(store, outcome, time.monotonic() - started)
     else:
         if not outcome.stopped:
-            _print_tables(store, outcome.experiment)
+            _print_results(store, outcome.experiment)
         for name, reason in outcome.failures.items():
             typer.echo(f"failed: {name}: {reason}", err=True)
     if outcome.stopped:
@@ -250,6 +252,7 @@ def _print_json(store: Store, outcome: Report, seconds: float) -> None:
         "stopped": outcome.stopped,
         "failures": outcome.failures,
         "seconds": round(seconds, 3),
+        "verdict": _verdict(store, results).sentences,
         "tables": measured,
     }
     typer.echo(to_json(end, sort_keys=False))
@@ -262,11 +265,30 @@ def wide_console() -> Console:
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
 
 
-def _print_tables(store: Store, experiment: Experiment) -> None:
+def _print_results(store: Store, experiment: Experiment) -> None:
     from fedpick.report import analysis, tables
 
-    for table in tables.tables_of(analysis.load_results(store, experiment)):
+    results = analysis.load_results(store, experiment)
+    _print_verdict(_verdict(store, results))
+    for table in tables.tables_of(results):
         wide_console().print(tables.to_rich(table))
+
+
+def _verdict(store: Store, results: Results, **options: Any) -> Verdict:
+    from fedpick.report.groups import accounts_of
+    from fedpick.report.verdict import verdict_of
+
+    return verdict_of(results, accounts_of(store, results), **options)
+
+
+def _print_verdict(verdict: Verdict) -> None:
+    from rich.text import Text
+
+    console = wide_console()
+    console.print(Text(verdict.headline, style="bold"))
+    for sentence in verdict.details:
+        console.print(Text(sentence))
+    console.print()
 
 
 def _slug(text: str) -> str:
@@ -328,7 +350,7 @@ def report(
     figure_formats: Annotated[str, typer.Option(help="Figure formats: png, svg, pdf; commas between.")] = "png,svg",
     list_all: Annotated[bool, typer.Option("--list", help="Only list the experiments in the store.")] = False,
 ) -> None:
-    """Print the tables of an experiment in the store; write its HTML report and figures."""
+    """Print the verdict and the tables of an experiment in the store; write its HTML report and figures."""
     from fedpick.cli.options import one_of
     from fedpick.experiments.store import open_store
     from fedpick.report import analysis, tables
@@ -350,10 +372,14 @@ def report(
 
             accounts = accounts_of(opened, results, groups)
             shown += [tables.group_table(results, accounts), tables.distance_table(results, accounts)]
+        verdict = _verdict(opened, results, against=against, window=window)
         if form == "terminal":
+            _print_verdict(verdict)
             for table in shown:
                 wide_console().print(tables.to_rich(table))
         else:
+            if form == "markdown":
+                typer.echo("\n\n".join((f"**{verdict.headline}**", *verdict.details)) + "\n")
             typer.echo(tables.render(shown, form), nl=False)
         if html and (path := _write_html(opened, chosen, output, window=window, against=against, grouping=groups)):
             typer.echo(f"Report: {path}", err=form != "terminal")

@@ -109,4 +109,4 @@ def _print_scores(title: str, choices: list[Choice], score: str, effort: str) ->
     from fedpick.report import tables
 
     note = f"Mean {score} on validation data, weighted by importance; {effort} N/A: the model did not stay finite."
-    wide_console().print(tables.to_rich(tables.search_table(title, choices, score, note)))
+    wide_console().print(tables.to_rich(tables.search_table(title, choices, note)))

@@ -30,6 +30,7 @@ __all__ = [
     "best_by_round",
     "bytes_to_target",
     "final_accuracy",
+    "leaders",
     "load_results",
     "lowest_loss",
     "models_to_target",
@@ -158,6 +159,39 @@ class Difference(Quantity):
         count = len(self.values)
         half = float(stats.t.ppf(0.975, count - 1)) * self.sd / count**0.5
         return self.mean - half, self.mean + half
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval excludes 0; otherwise it is a tie."""
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+
+    def pairs_needed(self, most: int) -> int | None:
+        """Pairs with which the interval would exclude 0 at the same mean and spread; None: more than `most`."""
+        from scipy import stats
+
+        if self.mean is None or self.sd is None or self.mean == 0:
+            return None
+        counts = np.arange(2, most + 1)
+        enough = stats.t.ppf(0.975, counts - 1) * self.sd / np.sqrt(counts) < abs(self.mean)
+        return int(counts[enough.argmax()]) if enough.any() else None
+
+
+def leaders(quantities: Mapping[str, Quantity], best: str) -> list[str]:
+    """The label with the best mean, then those that its paired 95 % interval does not tell from it: a tie.
+
+    `best` is "low" or "high". All quantities hold the same seeds in the same order. Empty with fewer than two means.
+    """
+    known = {label: each for label, each in quantities.items() if each.mean is not None}
+    if len(known) < 2:
+        return []
+    pick = min if best == "low" else max
+    first = pick(known, key=lambda label: known[label].mean or 0.0)
+
+    def beaten(other: Quantity) -> bool:
+        own, values = known[first].known, other.known
+        return len(own) == len(values) and Difference(tuple(np.subtract(own, values).tolist())).shown
+
+    return [first, *(label for label, each in known.items() if label != first and not beaten(each))]
 
 
 def policy_named(results: Results, name: str) -> PolicyResults:

@@ -32,6 +32,7 @@ from fedpick.report.charts import sections_of
 from fedpick.report.charts.chart import Chart, Section, Style, styles_of
 from fedpick.report.material import Material, opened, read_material
 from fedpick.report.tables import Column, Table, difference_table, distance_table, group_table, tables_of
+from fedpick.report.verdict import Verdict, verdict_of
 
 try:
     from plotly.offline import get_plotlyjs
@@ -68,11 +69,19 @@ def page_of(material: Material, *, window: int = 1, against: str | None = None) 
     results = material.results
     styles = styles_of([policy.label for policy in results.policies])
     sections = sections_of(material, against=against, window=window)
-    tables = _tables_cards(results, styles, window, against)
-    after = {"results": tables, "groups": _groups_card(material, styles)}
-    parts = [(each.key, each.title, _section(each, after=after.get(each.key, ""))) for each in sections]
-    if not any(key == "results" for key, _, _ in parts):
-        parts.insert(0, ("results", "Results", _plain_section("results", "Results", tables)))
+    *tables, times = tables_of(results, window)
+    if against is not None:
+        tables.insert(0, difference_table(results, against, window))  # next to its figure
+    after = {
+        "results": "".join(_table(table, styles) for table in tables),
+        "groups": _groups_card(material, styles),
+        "appendix": _table(times, styles) + _distance_card(material, styles),
+    }
+    parts = [(each.key, each.title, _section(each, after=after.pop(each.key, ""))) for each in sections]
+    if "results" in after:
+        parts.insert(0, ("results", "Results", _plain_section("results", "Results", after["results"])))
+    if "appendix" in after:
+        parts.append(("appendix", "Appendix", _plain_section("appendix", "Appendix", after["appendix"])))
     closing = _settings_card(material) + _policies_card(results) + _runs_card(results) + _reproduce_card(results)
     parts.append(("settings", "Settings", _plain_section("settings", "Settings", closing)))
     citations = _citations_card(results)
@@ -83,7 +92,10 @@ def page_of(material: Material, *, window: int = 1, against: str | None = None) 
         "title": escape(results.experiment.title),
         "lead": escape(_lead(material)),
         "contents": "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, title, _ in parts),
-        "main": _notices(results) + _tiles(material, styles) + "".join(text for _, _, text in parts),
+        "main": _notices(results)
+        + _verdict(verdict_of(results, material.accounts, against=against, window=window))
+        + _tiles(material, styles)
+        + "".join(text for _, _, text in parts),
         "footer": _FOOTER.format(version=escape(fedpick.__version__)),
         "data": _embedded(_content(sections, styles)),
         "css": _asset("page.css"),
@@ -204,8 +216,17 @@ def _dot(style: Style) -> str:
     return f'<span class="dot" style="--light:{style.light};--dark:{style.dark}"></span>'
 
 
+def _verdict(verdict: Verdict) -> str:
+    headline, *details = (escape(sentence).replace(" %", "\N{NO-BREAK SPACE}%") for sentence in verdict.sentences)
+    items = "".join(f"<li>{sentence}</li>" for sentence in details)
+    return (
+        f'<section class="verdict" aria-label="Verdict"><p class="headline">{headline}</p>'
+        f"{f'<ul>{items}</ul>' if items else ''}</section>"
+    )
+
+
 def _tiles(material: Material, styles: Mapping[str, Style]) -> str:
-    """The winners of the main comparisons; empty if there is only one policy."""
+    """Winners and ties of the main comparisons; empty if there is only one policy or one seed."""
     results = material.results
     wanted = [("Highest final accuracy", Column("", analysis.final_accuracy, 1, 100.0, "high"), " %")]
     target = _hardest_reached(results)
@@ -223,18 +244,14 @@ def _tiles(material: Material, styles: Mapping[str, Style]) -> str:
     made = []
     for what, column, unit in wanted:
         quantities = {policy.label: analysis.over_seeds(policy, column.measure) for policy in results.policies}
-        winner = Table("", (column,), tuple((label, (each,)) for label, each in quantities.items())).best()[0]
-        if winner is None:
+        leading = analysis.leaders(quantities, column.best)
+        if not leading or quantities[leading[0]].sd is None:
             continue
-        best = quantities[winner]
-        level = [
-            label
-            for label, each in quantities.items()
-            if each.mean is not None and np.isclose(each.mean, best.mean or 0.0)
-        ]
-        names = "".join(f"{_dot(styles[label])}{escape(label)}" for label in level)
-        # Policies with the same mean may differ in the deviation.
-        value = column.text(best if len(level) == 1 else Quantity((best.mean,)))
+        names = "".join(f"<span>{_dot(styles[label])}{escape(label)}</span>" for label in leading)
+        value = column.text(quantities[leading[0]])
+        if len(leading) > 1:
+            ends = sorted({column.text(Quantity((quantities[label].mean,))) for label in leading}, key=float)
+            value = f"a tie: {' to '.join(dict.fromkeys([ends[0], ends[-1]]))}"
         made.append(
             f'<div class="tile"><p class="what">{escape(what)}</p><p class="who">{names}</p>'
             f'<p class="value">{escape(value + unit)}</p></div>'
@@ -254,25 +271,28 @@ def _hardest_reached(results: Results) -> float | None:
     return None
 
 
-def _tables_cards(results: Results, styles: Mapping[str, Style], window: int, against: str | None = None) -> str:
-    """The tables of `fedpick report`, the best of a column marked."""
-    # The differences come first, next to their figure.
-    shown = [] if against is None else [difference_table(results, against, window)]
-    return "".join(_table(table, styles) for table in [*shown, *tables_of(results, window)])
+def _distance_card(material: Material, styles: Mapping[str, Style]) -> str:
+    """Distance from the target importance, with the bounds on its cost; empty if clients are not grouped."""
+    return _table(distance_table(material.results, material.accounts), styles) if material.accounts else ""
 
 
 def _groups_card(material: Material, styles: Mapping[str, Style]) -> str:
     """Target and realised importance of the groups; empty if clients are not grouped."""
     if not material.accounts:
         return ""
-    far = _table(distance_table(material.results, material.accounts), styles)
     table = group_table(material.results, material.accounts)
     card = _table(table, styles)
     if len(table.lines) > _MOST_LINES:
         # The figures above show the same.
         summary = f"{escape(table.title)}: {len(table.lines)} lines"
         card = f'<details class="card"><summary>{summary}</summary>{card}</details>'
-    return far + card
+    return card
+
+
+def _cell(heading: str, text: str, *, best: bool = False) -> str:
+    """A cell with its heading: on a narrow screen every cell is a line of its own."""
+    mark = ' class="best"' if best else ""
+    return f'<td{mark} data-heading="{escape(heading)}">{escape(text)}</td>'
 
 
 def _table(table: Table, styles: Mapping[str, Style]) -> str:
@@ -282,8 +302,8 @@ def _table(table: Table, styles: Mapping[str, Style]) -> str:
     owners = table.policies or tuple(label for label, _ in table.lines)
     for owner, (label, *cells) in zip(owners, table.cells(), strict=True):
         marked = "".join(
-            f'<td class="best">{escape(cell)}</td>' if winners[position] == label else f"<td>{escape(cell)}</td>"
-            for position, cell in enumerate(cells)
+            _cell(column.heading, cell, best=winner == label)
+            for column, winner, cell in zip(table.columns, winners, cells, strict=True)
         )
         row = f'<th scope="row">{_dot(styles[owner])}{escape(label)}</th>{marked}'
         rows.append(f'<tr data-line="{escape(owner)}">{row}</tr>')
@@ -344,8 +364,8 @@ def _policies_card(results: Results) -> str:
     rows = []
     for policy in results.policies:
         parameters = _words(policy.runs[0].run.parameters) if policy.runs[0].run.parameters else "none"
-        cells = f'<th scope="row">{escape(policy.label)}</th><td>{escape(policy.policy)}</td>'
-        rows.append(f"<tr>{cells}<td>{escape(parameters)}</td></tr>")
+        cells = f'<th scope="row">{escape(policy.label)}</th>{_cell("policy", policy.policy)}'
+        rows.append(f"<tr>{cells}{_cell('hyper-parameters', parameters)}</tr>")
     return (
         '<div class="card"><h3>Policies</h3><table class="left"><thead><tr><th scope="col">label</th>'
         '<th scope="col">policy</th><th scope="col">hyper-parameters</th></tr></thead>'
@@ -356,6 +376,7 @@ def _policies_card(results: Results) -> str:
 def _runs_card(results: Results) -> str:
     """Status and time of every run, and the versions used."""
     rows = []
+    headings: tuple[str, ...] = ()
     versions: dict[str, dict[str, None]] = {}  # dictionaries as ordered sets
     hosts: dict[str, None] = {}
     for policy in results.policies:
@@ -366,17 +387,19 @@ def _runs_card(results: Results) -> str:
             host = facts.manifest.get("host", {})
             if host:
                 hosts.setdefault(f"{host.get('system', '')}, {host.get('cores', '?')} cores")
-            cells = (facts.status, f"{len(run.rounds['round']):,}", f"{facts.wall_seconds:.1f}", facts.key[:12])
-            started = str(facts.manifest.get("started_at", ""))
-            rows.append(
-                f'<tr><th scope="row">{escape(policy.label)}</th><td>{facts.seed}</td>'
-                + "".join(f"<td>{escape(cell)}</td>" for cell in (*cells, started))
-                + "</tr>"
-            )
+            cells = {
+                "seed": str(facts.seed),
+                "status": facts.status,
+                "rounds": f"{len(run.rounds['round']):,}",
+                "seconds": f"{facts.wall_seconds:.1f}",
+                "key": facts.key[:12],
+                "started": str(facts.manifest.get("started_at", "")),
+            }
+            headings = ("policy", *cells)
+            row = "".join(_cell(heading, text) for heading, text in cells.items())
+            rows.append(f'<tr><th scope="row">{escape(policy.label)}</th>{row}</tr>')
     pairs = [(package, ", ".join(found)) for package, found in versions.items()]
-    head = "".join(
-        f'<th scope="col">{name}</th>' for name in ("policy", "seed", "status", "rounds", "seconds", "key", "started")
-    )
+    head = "".join(f'<th scope="col">{name}</th>' for name in headings)
     return (
         f'<div class="card"><h3>Versions</h3>{_facts([*pairs, ("computed on", "; ".join(hosts))])}</div>'
         f'<details class="card"><summary>All {len(rows)} runs</summary><table><thead><tr>{head}</tr></thead>'

@@ -102,6 +102,8 @@ class Table:
     """Heading of the labels."""
     policies: tuple[str, ...] = ()
     """The policy of each line, if the labels are not the policies'."""
+    marks: tuple[str, ...] = ()
+    """The line to mark in each column, if it is not for `best` to find."""
 
     def cells(self) -> list[list[str]]:
         """The texts of every line, label first."""
@@ -111,16 +113,14 @@ class Table:
         ]
 
     def best(self) -> list[str | None]:
-        """The label of the best line of each column; None if the column has no better end or fewer than two values."""
+        """The line of each column that is better than every other by a paired 95 % interval; None: a tie."""
+        if self.marks:
+            return list(self.marks)
         winners: list[str | None] = []
         for position, column in enumerate(self.columns):
-            means = [(line[1][position].mean, line[0]) for line in self.lines]
-            known = [(mean, label) for mean, label in means if mean is not None]
-            if not column.best or len(known) < 2:
-                winners.append(None)
-            else:
-                pick = min if column.best == "low" else max
-                winners.append(pick(known, key=lambda pair: pair[0])[1])
+            quantities = {label: line[position] for label, line in self.lines}
+            leading = analysis.leaders(quantities, column.best) if column.best else []
+            winners.append(leading[0] if len(leading) == 1 else None)
         return winners
 
 
@@ -176,8 +176,11 @@ def _with_missing(note: str, results: Results) -> str:
 def tables_of(results: Results, window: int = 1) -> list[Table]:
     """Accuracy, cost and time. `window` adds columns for the mean over that many evaluations."""
     seeds = max((len(policy.runs) for policy in results.policies), default=0)
-    note = f"Mean ± standard deviation over {seeds} seeds. N/A: some seed never reached the target."
-    note = _with_missing(note if seeds > 1 else "", results)
+    note = (
+        f"Mean ± standard deviation over {seeds} seeds. Bold: better than every other policy by a paired 95 % "
+        "interval; a column without bold is a tie. N/A: some seed never reached the target."
+    )
+    note = _with_missing(note if seeds > 1 else "One seed shows no differences: nothing is marked.", results)
     return [
         _table(f"{results.experiment.title}: accuracy", _accuracy_columns(results, window), results.policies, note),
         _table("Cost and fairness", _cost_columns(results), results.policies),
@@ -209,15 +212,15 @@ def difference_table(results: Results, against: str, window: int = 1) -> Table:
     return Table(f"Paired differences to {baseline.label}", columns, lines, _with_missing(note, results))
 
 
-def search_table(title: str, choices: Sequence[Choice], score: str, note: str) -> Table:
-    """A search for learning rates: one line per pair of rates, one column per policy, the best marked."""
-    best = "high" if score == "accuracy" else "low"
-    columns = tuple(replace(_stated(choice.label, 4, 1.0), best=best) for choice in choices)
+def search_table(title: str, choices: Sequence[Choice], note: str) -> Table:
+    """A search for learning rates: one line per pair of rates, one column per policy, the chosen pair marked."""
+    columns = tuple(_stated(choice.label, 4, 1.0) for choice in choices)
     lines = tuple(
         (str(candidate), tuple(Quantity((choice.scores[place][1],)) for choice in choices))
         for place, (candidate, _) in enumerate(choices[0].scores)
     )
-    return Table(title, columns, lines, note, corner="learning rates")
+    marks = tuple(str(choice.best) for choice in choices)
+    return Table(title, columns, lines, note, corner="learning rates", marks=marks)
 
 
 # Groups of clients
@@ -310,7 +313,7 @@ def distance_table(results: Results, accounts: Mapping[int, GroupAccount]) -> Ta
 
 
 def to_markdown(table: Table) -> str:
-    """A pipe table, the best of a column in bold."""
+    """A pipe table, the winner of a column in bold."""
     winners = table.best()
 
     def mark(cells: list[str]) -> list[str]:
@@ -355,7 +358,7 @@ def _latex(text: str) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A `tabular` for the booktabs package, the best of a column in bold."""
+    """A `tabular` for the booktabs package, the winner of a column in bold."""
     winners = table.best()
     lines = [
         r"\begin{table}",

@@ -54,7 +54,7 @@ const fedpickDrawing = (() => {
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: 'system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif', size: 12, color: theme.text },
-      margin: { l: 50, r: 14, t: 10, b: 42 }, showlegend: false,
+      margin: { l: 50, r: 14, t: 10, b: 42 }, showlegend: false, dragmode: theme.isNarrow ? false : "zoom",
       hoverlabel: { bgcolor: theme.card, bordercolor: theme.line, font: { color: theme.text, size: 12 }, align: "left" },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: theme.muted, activecolor: theme.accent },
       ...more,
@@ -135,7 +135,7 @@ const fedpickDrawing = (() => {
           hoverformat: x === "round" ? "d" : "~s", unifiedhovertitle: { text: "round %{x}" }, zeroline: false,
           showgrid: false, ticks: "outside", tickcolor: theme.line, showline: true,
         }),
-        yaxis: axis(theme, { title: { text: plain(measure.name) }, tickformat: measure.percent ? ".0%" : undefined, zeroline: false, rangemode: measure.reference ? "nonnegative" : "normal" }),
+        yaxis: axis(theme, { title: { text: plain(measure.name) }, tickformat: measure.percent ? ".0%" : undefined, zeroline: false, rangemode: measure.from_zero ? "tozero" : measure.reference ? "nonnegative" : "normal" }),
       }),
     };
   }

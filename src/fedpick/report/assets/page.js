@@ -7,8 +7,10 @@
   const hidden = new Set();
   const shared = { axis: "round", spread: "band", smooth: "1" };
   const charts = content.charts.map((chart) => ({ ...chart, state: Object.create(shared), plot: document.getElementById("plot-" + chart.key) }));
+  // On a phone the buttons would cover the plot, and a finger scrolls the page instead of zooming.
+  const narrow = window.matchMedia("(max-width: 640px)").matches;
   const config = {
-    responsive: true, displaylogo: false, displayModeBar: "hover",
+    responsive: true, displaylogo: false, displayModeBar: narrow ? false : "hover",
     // Named one by one: Plotly's own choice has buttons that send the data to a web site.
     modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]],
   };
@@ -42,6 +44,7 @@
     return {
       ...Object.fromEntries(names.map((name) => [name, css.getPropertyValue("--" + name).trim()])),
       isDark: dark,
+      isNarrow: narrow,
       isShown: (label) => !hidden.has(label),
       style: (label) => {
         const policy = content.policies.find((each) => each.label === label);

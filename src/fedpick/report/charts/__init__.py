@@ -16,7 +16,7 @@ def sections_of(material: Material, *, against: str | None = None, window: int =
         ("choices", "Who was chosen", choices.selection_charts(material)),
         ("groups", "Groups of clients", choices.group_charts(material)),
         ("weights", "Weights and labels", choices.weight_charts(material)),
-        ("learned", "Inside the policies", learned.charts(material)),
+        ("appendix", "Appendix", learned.charts(material)),
     )
     sections = []
     for key, title, charts in wanted:

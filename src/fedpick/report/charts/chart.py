@@ -92,6 +92,8 @@ class Measure:
     """Whether a run has this measure; the mean is over the runs that do."""
     reference: tuple[str, float] | None = None
     """(name, value) of a level to compare with."""
+    from_zero: bool = False
+    """Whether the axis begins at 0: a narrow range would magnify differences that mean nothing."""
 
 
 def column(name: str) -> PerRound:
@@ -139,6 +141,8 @@ def line_data(
         series = {label: line for label, line in lines.items() if line is not None}
         if series:
             made = {"key": measure.key, "name": measure.name, "percent": measure.percent, "series": series}
+            if measure.from_zero:
+                made["from_zero"] = True
             if measure.reference is not None:
                 made["reference"] = {"name": measure.reference[0], "value": numbers(measure.reference[1])}
             drawn.append(made)

@@ -94,9 +94,9 @@ def _frequency(material: Material) -> Chart | None:
 
 def _fairness(material: Material) -> Chart | None:
     measures = [
-        Measure("jain", "Jain's index", column("jain")),
-        Measure("coverage", "clients reached", column("coverage"), percent=True),
-        Measure("variance", "variance of counts", column("variance")),
+        Measure("jain", "Jain's index", column("jain"), from_zero=True),
+        Measure("coverage", "clients reached", column("coverage"), percent=True, from_zero=True),
+        Measure("variance", "variance of counts", column("variance"), from_zero=True),
     ]
     caption = (
         "How evenly the choices so far are spread. Jain's index is 1 if all clients were chosen equally "
@@ -250,9 +250,9 @@ def _importance_lines(material: Material, targets: dict[str, float]) -> Chart | 
 def weight_charts(material: Material) -> list[Chart | None]:
     """The section "weights"."""
     measures = [
-        Measure("effective", "effective cohort", column("effective")),
-        Measure("weight_sum", "sum of weights", column("weight_sum")),
-        Measure("weight_max", "largest weight", column("weight_max")),
+        Measure("effective", "effective cohort", column("effective"), from_zero=True),
+        Measure("weight_sum", "sum of weights", column("weight_sum"), from_zero=True),
+        Measure("weight_max", "largest weight", column("weight_max"), from_zero=True),
     ]
     caption = (
         "The effective cohort is (Σw)² / Σw²: the number of clients with equal weights that would vary as much. "

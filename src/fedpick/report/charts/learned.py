@@ -23,7 +23,7 @@ _FEWEST_FOR_TSNE = 30
 
 
 def charts(material: Material) -> list[Chart | None]:
-    """The section "learned"."""
+    """The section "appendix": inside the policies."""
     return [_matrix(material), _map(material), _bounds(material), _diagnostics(material)]
 
 

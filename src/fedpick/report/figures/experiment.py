@@ -144,6 +144,8 @@ def _line_figures(chart: Chart, styles: Styles) -> Figures:
                 for target in chart.data["targets"]:
                     axes.axhline(target, color=_GREY, linewidth=0.8, linestyle=":")
             axes.set(xlabel=_AXES[x], ylabel=measure["name"])
+            if measure.get("from_zero"):
+                axes.set_ylim(bottom=0)
             if measure["percent"]:
                 axes.yaxis.set_major_formatter(_percent)
             axes.legend()
