@@ -8,6 +8,7 @@ import pytest
 
 from fedpick.core.errors import InvalidInput, UnknownName
 from fedpick.experiments.store import Experiment, Run
+from fedpick.experiments.tuning import Candidate, Choice
 from fedpick.report import analysis, tables
 from fedpick.report.analysis import PolicyResults, Quantity, Results, RunResults
 
@@ -218,3 +219,11 @@ def test_titles_labels_headings_and_notes_are_text_never_markup(text):
     column = tables.Column(text, lambda run: None)
     drawn = tables.to_text(tables.Table(text, (column,), ((text, (Quantity((1.0,)),)),), text, corner=text))
     assert drawn.count(text) == 5
+
+
+def test_a_search_marks_the_pair_that_it_chose():
+    slow, fast = (Candidate(local_lr=rate, server_lr=None) for rate in (0.01, 0.1))
+    choice = Choice(label="uniform", best=fast, scores=((slow, 0.4), (fast, 0.6)))
+    table = tables.search_table("search", [choice], "note")
+    assert table.best() == [str(fast)]
+    assert f"| {fast} | **0.6000** |" in tables.to_markdown(table)
