@@ -89,6 +89,13 @@ def test_damage_is_named_and_repaired(store, undisturbed, statement, says):
     assert content(store) == content(undisturbed)
 
 
+def test_a_repair_leaves_the_latest_experiment_the_latest(store):
+    later = run(tiny_spec(["md"], rounds=2, seeds=1), store, processes=1).experiment
+    damage(store, "DELETE FROM rounds WHERE run_id = 1 AND round = 0")
+    repair(store, verify(store), processes=1)
+    assert store.experiment().hash == later.hash
+
+
 def test_a_status_that_lags_behind_is_named_and_mended(store, undisturbed):
     damage(store, "UPDATE runs SET status = 'failed', error = 'an accident' WHERE id = 2")
     found = verify(store)

@@ -680,10 +680,12 @@ _PROGRESS = (
 )
 
 
+_CHECKPOINT = tables.checkpoints.update().where(tables.checkpoints.c.run_id == sa.bindparam("run"))
+
+
 def _put_checkpoint(connection: sa.Connection, run_id: int, rounds_done: int, content: bytes) -> None:
     values = {"rounds_done": rounds_done, "content": content}
-    changed = connection.execute(tables.checkpoints.update().where(tables.checkpoints.c.run_id == run_id), values)
-    if changed.rowcount == 0:
+    if connection.execute(_CHECKPOINT, {"run": run_id, **values}).rowcount == 0:
         connection.execute(tables.checkpoints.insert(), {"run_id": run_id, **values})
 
 

@@ -168,8 +168,9 @@ def repair(store: Store, found: Findings, **options: Any) -> list[Report]:
     )
     with store.writing(queue=True) as connection:
         affected = set(connection.execute(members).scalars())
-        # Read now: a spec that cannot be read must not cost its rows. The latest stays the latest.
-        specs = [parse_spec(each.spec) for each in reversed(store.experiments()) if each.id in affected]
+        # Read now: a spec that cannot be read must not cost its rows.
+        specs = [parse_spec(each.spec) for each in store.experiments() if each.id in affected]
+        order = connection.execute(sa.select(tables.experiments.c.id, tables.experiments.c.touched)).all()
         for table, lost, _ in list(_orphans(connection)):
             connection.execute(table.delete().where(lost))
         for run_id in found.damaged:
@@ -179,4 +180,9 @@ def repair(store: Store, found: Findings, **options: Any) -> list[Report]:
                 if "run_id" in table.c:
                     connection.execute(table.delete().where(table.c.run_id == run_id))
             connection.execute(tables.runs.delete().where(tables.runs.c.id == run_id))
-    return [run(spec, store, **options) for spec in specs]
+    reports = [run(spec, store, **options) for spec in specs]
+    with store.writing() as connection:
+        for experiment, touched in order:  # the latest stays the latest
+            chosen = tables.experiments.update().where(tables.experiments.c.id == experiment)
+            connection.execute(chosen, {"touched": touched})
+    return reports
