@@ -107,7 +107,7 @@ class ReplayGrid(FakeGrid):
         return Message(RecordDict({"answer": MetricRecord(facts)}), reply_to=message)
 
     def trained(self, message: Message, update: np.ndarray | None = None, **metrics: float) -> Message:
-        update = np.ones(self.trace.width) if update is None else update  # the model that was sent is 0
+        update = np.ones(self.trace.width) if update is None else update
         numbers = {"num-examples": int(self.clients.num_examples[self.client(message)]), **metrics}
         content = {"arrays": ArrayRecord({"w": Array(update)}), "metrics": MetricRecord(numbers)}
         return Message(RecordDict(content), reply_to=message)
@@ -117,7 +117,8 @@ class ReplayGrid(FakeGrid):
         row = int(np.flatnonzero(outcome.clients == self.client(message))[0])
         if not outcome.completed[row]:
             return Message(Error(code=2, reason="dropped out"), reply_to=message)
-        update = outcome.sketch[row] if outcome.sketch.size else None
+        # The model that was sent is 0, so this update has the sketch, or the norm, that the simulator reported.
+        update = outcome.sketch[row] if outcome.sketch.size else np.nan_to_num(outcome.update_norm[[row]], nan=1.0)
         reported = {name: key for name, key in REPORTS.items() if hasattr(outcome, name)}
         reports = {key: float(getattr(outcome, name)[row]) for name, key in reported.items()}
         return self.trained(message, update, **reports)
