@@ -33,6 +33,7 @@ def select(policy, state, budget, index=1, seed=0, available=None):
 def random_state(rng, policy, count):
     tried = rng.random(count) < rng.choice([0.3, 0.8, 1.0])
     duration, loss = rng.lognormal(size=count), rng.lognormal(size=count)
+    duration = np.round(duration, int(rng.choice([0, 3])))  # with ties, and without
     duration[~tried | (rng.random(count) < 0.15)] = np.nan
     loss[~tried | (rng.random(count) < 0.3)] = np.nan
     credits = rng.integers(0, 3, policy.tiers) if policy.credits else np.zeros(policy.tiers, dtype=int)
@@ -89,6 +90,15 @@ def test_tiers_and_losses_by_hand():
     assert tier.tolist() == [2, 0, 3, 0, 2, 1, -1]  # in order of speed: 1, 3 | 5 | 0, 4 | 2
     assert _tier_losses(state, tier, 4)[:3].tolist() == [2.0, 6.0, 4.0]
     assert np.isnan(_tier_losses(state, tier, 4)[3])
+
+
+def test_clients_of_equal_duration_share_a_tier():
+    policy = policies.get("tifl", tiers=5)
+    equal = start(policy, 8, tried=np.ones(8, bool), duration=np.ones(8))
+    assert set(_tiers(equal, 5).tolist()) == {4}
+    assert len(select(policy, equal, 3)[0].clients) == 3
+    assert reference_tiers([1.0, 1.0, 2.0, 3.0], 2) == [0, 0, 1, 1]
+    assert reference_tiers([1.0, 2.0, 2.0, 3.0], 2) == [0, 1, 1, 1]
 
 
 def test_probabilities_by_hand():
@@ -181,6 +191,22 @@ def test_who_never_answers_is_in_the_slowest_tier():
         )
     assert _tiers(session.state, 5)[0] == 4
     assert picks[0] < 80  # an equal share of 600 places is 30
+
+
+def test_late_clients_keep_their_duration_and_those_that_die_lose_it():
+    policy = policies.get("tifl")
+    state = start(policy, 3, tried=np.ones(3, bool), duration=np.array([1.0, 2.0, 3.0]), loss=np.ones(3))
+    outcome = Outcome(
+        index=1,
+        clients=[0, 1, 2],
+        completed=np.array([False, False, True]),
+        duration=[9.0, np.nan, np.nan],
+        loss=[5.0, 5.0, 5.0],
+    )
+    state = policy.observe(state, outcome)
+    assert state.duration.tolist()[::2] == [9.0, 3.0]
+    assert np.isnan(state.duration[1])
+    assert state.loss.tolist() == [1.0, 1.0, 5.0]
 
 
 def test_newcomers_and_unusable_reports():

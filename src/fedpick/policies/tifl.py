@@ -3,6 +3,7 @@
 Algorithm (the paper's adaptive selection, algorithm 2), with m = budget and t the round, from 0:
 
 1. Clients whose duration is known are sorted by it and cut into `tiers` groups of equal size, the fastest first.
+   Clients of equal duration are in the same group, the slowest of those that they would fill.
 2. Every `interval` rounds the tier of the last round is reviewed: if its loss is not lower than at the last review, the
    probabilities change. The tiers that have credits are ranked by loss; of n, the one with the highest loss gets the
    probability n / D, the next (n - 1) / D, and so on, with D = n (n + 1) / 2. They are equal at the start.
@@ -13,11 +14,11 @@ The loss of a tier is the mean of the latest reported losses of its clients.
 
 Deviations. The paper measures every client's duration before training and each tier's accuracy on test data that its
 clients hold. Here both come from reports of training: a client that was never selected belongs to every tier, so that
-training measures it; a client that was selected and never reported a duration counts as slower than all others (the
-paper leaves it out). A tier of unknown loss counts as one of mean loss. Places that the tier cannot fill go to the
-nearest tiers, the faster one first. If every tier is out of credits, all get theirs back. Public code instead draws
-clients with replacement, fails unless the number of tiers divides that of clients, and searches for ever when all
-credits are spent.
+training measures it; a client that did not complete and reported no duration counts as slower than all others until it
+reports one (the paper leaves it out). A late client's duration counts although its update does not. A tier of unknown
+loss counts as one of mean loss. Places that the tier cannot fill go to the nearest tiers, the faster one first. If
+every tier is out of credits, all get theirs back. Public code instead draws clients with replacement, fails unless the
+number of tiers divides that of clients, and searches for ever when all credits are spent.
 
 >>> probabilities([0.5, 2.0, 1.0], [True, True, True]).tolist()
 [0.16666666666666666, 0.5, 0.3333333333333333]
@@ -44,11 +45,8 @@ __all__ = ["TiFL", "TierState", "probabilities", "reference_tiers"]
 
 def reference_tiers(duration: Sequence[float], tiers: int) -> list[int]:
     """Step 1: the tier of each client, from 0. Infinite: tried without a report."""
-    order = sorted(range(len(duration)), key=lambda client: duration[client])
-    tier = [0] * len(duration)
-    for place, client in enumerate(order):
-        tier[client] = place * tiers // len(duration)
-    return tier
+    tier_of = {seconds: place * tiers // len(duration) for place, seconds in enumerate(sorted(duration))}
+    return [tier_of[seconds] for seconds in duration]
 
 
 def probabilities(loss: Sequence[float], funded: Sequence[bool]) -> FloatArray:
@@ -173,23 +171,29 @@ class TiFL(Policy[TierState]):
         return replace(state, credits=state.credits - spent), drawn
 
     def observe(self, state: TierState, outcome: Outcome) -> TierState:
-        """Keep the latest usable reports."""
+        """Keep the latest reports. A client that failed without a duration is as slow as one that has none."""
         chosen = outcome.clients
         tried, duration, loss = state.tried.copy(), state.duration.copy(), state.loss.copy()
         tried[chosen] = True
-        for kept, report in ((duration, outcome.duration), (loss, outcome.loss)):
-            usable = outcome.completed & ~np.isnan(report)
-            kept[chosen[usable]] = report[usable]
+        known = ~np.isnan(outcome.duration)
+        duration[chosen[known]] = outcome.duration[known]
+        duration[chosen[~known & ~outcome.completed]] = np.nan
+        usable = outcome.completed & ~np.isnan(outcome.loss)
+        loss[chosen[usable]] = outcome.loss[usable]
         return replace(state, tried=tried, duration=duration, loss=loss)
 
 
 def _tiers(state: TierState, tiers: int) -> IntArray:
     """(N,) the tier of every client that was tried; -1 for the others."""
     tier = np.full(len(state.tried), -1)
-    tried = np.flatnonzero(state.tried)
-    duration = state.duration[tried]
-    order = np.argsort(np.where(np.isnan(duration), np.inf, duration), kind="stable")
-    tier[tried[order]] = np.arange(len(tried)) * tiers // max(len(tried), 1)
+    duration = state.duration[state.tried]
+    duration = np.where(np.isnan(duration), np.inf, duration)
+    # The duration at the first place of every tier but the fastest; with few clients a tier may be empty.
+    places = -(-np.arange(1, tiers) * len(duration) // tiers)
+    places = places[places < len(duration)]
+    if len(duration):
+        firsts = np.partition(duration, places)[places] if len(places) else np.empty(0)
+        tier[state.tried] = np.searchsorted(firsts, duration, side="right")
     return tier
 
 
