@@ -48,6 +48,7 @@ BUILT_IN: dict[str, str] = {
     "clustered-updates": "fedpick.policies.clustered:ClusteredUpdates",
     "optimal-sampling": "fedpick.policies.optimal_sampling:OptimalSampling",
     "k-vib": "fedpick.policies.k_vib:KVib",
+    "divfl": "fedpick.policies.divfl:DivFL",
 }
 
 

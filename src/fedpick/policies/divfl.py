@@ -38,25 +38,33 @@ from fedpick.policies._ward import group_similar
 
 __all__ = ["DivFL", "greedy", "greedy_reference"]
 
+_ROUNDING = 1e-12
+
 
 def greedy_reference(distances: FloatArray, allowed: list[int], size: int) -> list[int]:
     """Add the client that gives the smallest G, `size` times."""
     chosen: list[int] = []
     for _ in range(size):
         left = [client for client in allowed if client not in chosen]
-        chosen.append(min(left, key=lambda new: sum(min(row[i] for i in [*chosen, new]) for row in distances)))
+        value = {new: sum(min(row[i] for i in [*chosen, new]) for row in distances) for new in left}
+        chosen.append(next(new for new in left if value[new] <= min(value.values()) + 1e-9))  # up to rounding
     return chosen
 
 
 def greedy(distances: FloatArray, count: FloatArray, size: int) -> IntArray:
-    """Return at most `size` columns of the (n, c) distances, row k counted `count[k]` times, in the order chosen."""
+    """Return at most `size` columns of the (n, c) distances, row k counted `count[k]` times, in the order chosen.
+
+    The first of equal columns wins. Two clients that are nearest to each other are equal up to rounding.
+    """
     size = min(size, distances.shape[1])
     chosen = np.empty(size, dtype=np.int64)
     nearest = np.full(len(distances), distances.max(initial=0.0))
+    largest = float(count @ nearest)
     free = np.ones(distances.shape[1], dtype=bool)
     for place in range(size):
         gain = count @ np.maximum(nearest[:, None] - distances, 0.0)
-        chosen[place] = np.argmax(np.where(free, gain, -np.inf))
+        gain[~free] = -np.inf
+        chosen[place] = np.argmax(gain >= gain.max() - _ROUNDING * largest)
         free[chosen[place]] = False
         np.minimum(nearest, distances[:, chosen[place]], out=nearest)
     return chosen
@@ -132,7 +140,7 @@ class DivFL(Policy[LatestSketches]):
         member = np.full(groups, -1)
         reachable = rng.permutation(np.flatnonzero(available[state.known]))
         member[group[reachable]] = reachable
-        allowed = np.flatnonzero(member >= 0)
+        allowed = rng.permutation(np.flatnonzero(member >= 0))  # ties are random
         distances = cdist(centres, centres[allowed])
         picked = greedy(distances, np.bincount(group, minlength=groups).astype(np.float64), size)
         owner = np.argmin(distances[:, picked], axis=1)
