@@ -49,6 +49,7 @@ BUILT_IN: dict[str, str] = {
     "optimal-sampling": "fedpick.policies.optimal_sampling:OptimalSampling",
     "k-vib": "fedpick.policies.k_vib:KVib",
     "divfl": "fedpick.policies.divfl:DivFL",
+    "hics": "fedpick.policies.hics:HiCS",
 }
 
 
