@@ -96,7 +96,7 @@ class Herd(Policy[HerdState]):
         swaps: improve the cohort by swapping members after it was built.
     """
 
-    alpha: float = 0.99
+    alpha: float = 0.98
     fade: float = 0.8
     source: str = "updates"
     swaps: bool = True
