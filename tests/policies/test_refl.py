@@ -94,8 +94,10 @@ def test_a_selected_client_rests_and_the_longest_rested_fill_up():
 
 
 def test_every_place_is_filled():
-    """The authors' code leaves one place empty if all clients online fit."""
+    """The authors' code leaves one place empty if its list of preferred clients has no more than m entries."""
     assert len(play(Session(policies.get("refl"), table(5)), [[1, 1, 1, 0, 0]], 3)[0]) == 3
+    masks = [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]  # two clients leave, and two places
+    assert [len(cohort) for cohort in play(Session(policies.get("refl", rest=0), table(5)), masks, 2)] == [2, 2, 2]
 
 
 def test_a_client_that_never_answers_rests_too():

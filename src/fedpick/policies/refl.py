@@ -14,11 +14,11 @@ c transitions from an available round that the client has made, s ended in an av
 (s + 2 prior * mean) / (c + 2 prior), with the mean of s / c over all transitions of all clients. A newcomer therefore
 counts as an average client.
 
-Deviations. Step 2 is not in the authors' public code; rest=0 leaves it out. Their simulation reads the next slot from
-the true trace of each device; here nothing but past masks is used. A slot is a round, so durations are not needed.
-Places that too few clients are left for go to those that have rested longest, instead of staying empty. A client rests
-after it was selected, whether it completed or not, so that one that never completes is not selected for ever. Weights
-of late updates, and fewer clients while late updates are expected, need a driver that accepts late updates.
+Deviations. The authors' simulation reads the next slot from the true trace of each device; here nothing but past masks
+is used. A slot is a round, so durations are not needed. Places that too few clients are left for go to those that have
+rested longest, instead of staying empty. A client rests after it was selected, whether it completed or not, so that one
+that never completes is not selected for ever. Weights of late updates, and fewer clients while late updates are
+expected, need a driver that accepts late updates.
 
 >>> reference(np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1]]), last=[0, 0, 2], prior=1.0, rest=5, budget=2)   # 2 rests
 [1, 0]
