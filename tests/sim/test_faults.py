@@ -54,6 +54,33 @@ def test_nobody_completes_nothing_changes():
     assert_trees_close((simulator.params, simulator.velocity), before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_finite_updates_that_would_make_the_model_infinite_make_no_step(shards, momentum):
+    simulator = simulator_with(None, server=ServerStep(momentum=momentum), shards=shards, group=1)
+    before = to_numpy((simulator.params, simulator.velocity))
+    huge = Selection(clients=EVERYBODY, weights=np.full(6, 1e39), renormalize=False)
+    outcome = simulator.train(huge)
+    assert not outcome.completed.any()
+    assert np.isnan(outcome.update_norm).all()
+    assert simulator.round == 1
+    assert_trees_close((simulator.params, simulator.velocity), before, rtol=0, atol=0)
+    assert simulator.train(Selection(clients=EVERYBODY)).completed.all()
+
+
+def test_prepared_rounds_refuse_an_infinite_model_too():
+    simulator = simulator_with(None)
+    before = to_numpy(simulator.params)
+    huge = Selection(clients=EVERYBODY, weights=np.full(6, 1e39), renormalize=False)
+    usual = Selection(clients=EVERYBODY)
+    simulator.prepare([huge, usual], [True, True])
+    assert not simulator.train(huge).completed.any()
+    assert_trees_close(simulator.params, before, rtol=0, atol=0)
+    assert simulator.num_prepared == 1
+    assert simulator.train(usual).completed.all()
+    assert all(np.isfinite(leaf).all() for leaf in simulator.engine.leaves(simulator.params, simulator.velocity))
+
+
 def test_a_diverging_client_does_not_complete():
     import jax.numpy as jnp
 

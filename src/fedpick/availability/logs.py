@@ -27,7 +27,8 @@ import json
 import pickle
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -184,7 +185,7 @@ def read_csv(path: str | Path) -> DeviceLogs:
     """
     devices: dict[str, int] = {}
     rows: list[tuple[int, float | datetime, int]] = []
-    with Path(path).open(newline="", encoding="utf-8-sig") as file:
+    with _refused(path), Path(path).open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         columns = _columns(path, reader.fieldnames or ())
         numbers = {"0": 0, "1": _AVAILABLE if columns["state"][0] in ("online", "available") else 1, "2": _AVAILABLE}
@@ -253,6 +254,15 @@ def _seconds(moments: Sequence[Any]) -> FloatArray:
     return np.array(moments, dtype=np.float64)
 
 
+@contextmanager
+def _refused(path: str | Path) -> Iterator[None]:
+    """Say that a file is not the text it should be."""
+    try:
+        yield
+    except (csv.Error, ValueError) as error:
+        raise DataError(f"{path} is not a CSV file in UTF-8: {error}.") from error
+
+
 def read_flash_json(path: str | Path, requirements: Sequence[str] = ("charging", "wifi", "locked")) -> DeviceLogs:
     """Read FLASH's state traces. A device is available while it meets all `requirements`.
 
@@ -263,10 +273,10 @@ def read_flash_json(path: str | Path, requirements: Sequence[str] = ("charging",
         raise InvalidInput(f"requirements may name {', '.join(FLASH_REQUIREMENTS)}. Got {wrong[0]!r}.")
     try:
         table = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deeply
         raise DataError(f"{path} is not a JSON file: {error}.") from error
     if not isinstance(table, dict) or not table:
-        raise DataError(f"{path} must hold an object of devices. Got {type(table).__name__} of length {len(table)}.")
+        raise DataError(f"{path} must hold an object with at least one device. Got {str(table)[:40]!r}.")
     device: list[int] = []
     moments: list[datetime] = []
     states: list[int] = []

@@ -219,15 +219,27 @@ def _tell(store: Store, outcome: Report, started: float, *, write_report: bool, 
         for name, reason in outcome.failures.items():
             typer.echo(f"failed: {name}: {reason}", err=True)
     if outcome.stopped:
-        # Resuming must not discard the rounds again.
-        command = shlex.join(["fedpick", *(word for word in sys.argv[1:] if word != "--restart")])
-        typer.echo(f"Stopped; {outcome.stopped} runs are not finished. Go on with: {command}", err=True)
+        typer.echo(f"Stopped; {outcome.stopped} runs are not finished. Go on with: {same_command()}", err=True)
         return INTERRUPTED
     if write_report and (path := _write_html(store, outcome.experiment, None)) and not as_json:
         typer.echo(f"Report: {path}")
     if not as_json:
         typer.echo(f"Results: {store.name} ({time.monotonic() - started:.0f} s)")
     return FAILURE if outcome.failures else 0
+
+
+def same_command() -> str:
+    """The command that resumes this one: without --restart, which would discard the rounds again, and passwords."""
+    from fedpick.experiments.store import public_name
+
+    words = ["fedpick"]
+    for word in sys.argv[1:]:
+        option, found, value = word.partition("=")
+        if found and option.startswith("--"):
+            words.append(f"{option}={public_name(value)}")
+        elif word != "--restart":
+            words.append(public_name(word))
+    return shlex.join(words)
 
 
 def _print_json(store: Store, outcome: Report, seconds: float) -> None:

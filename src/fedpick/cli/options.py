@@ -54,7 +54,7 @@ def settings_list(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
             raise InvalidInput(f"--set must look like section.key=value, such as partition.alpha=0.3. Got {text!r}.")
         try:
             parsed = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (tomllib.TOMLDecodeError, RecursionError):
             parsed = value.strip()
         *tables, last = key.split(".")
         place = changes.setdefault(section, {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpick.cli import FAILURE, INTERRUPTED, interrupts
-from fedpick.cli.experiments import ProcessesOption, QuietOption, SeedsOption, SpecArgument, StoreOption
+from fedpick.cli.experiments import (
+    ProcessesOption,
+    QuietOption,
+    SeedsOption,
+    SpecArgument,
+    StoreOption,
+    same_command,
+)
 from fedpick.cli.options import names_list, numbers_list, one_of, seeds_option
 from fedpick.experiments import DEFAULT_STORE
 
@@ -95,10 +101,7 @@ def _require_complete(outcome: Report) -> None:
     for name, reason in outcome.failures.items():
         typer.echo(f"failed: {name}: {reason}", err=True)
     if outcome.stopped:
-        typer.echo(
-            f"Stopped; {outcome.stopped} runs are not finished. Go on with: {shlex.join(['fedpick', *sys.argv[1:]])}",
-            err=True,
-        )
+        typer.echo(f"Stopped; {outcome.stopped} runs are not finished. Go on with: {same_command()}", err=True)
         raise typer.Exit(INTERRUPTED)
     if outcome.failures:
         raise typer.Exit(FAILURE)

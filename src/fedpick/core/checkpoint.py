@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fedpick.core.errors import InvalidInput, StateFileError
 
-__all__ = ["pack", "to_json", "unpack"]
+__all__ = ["pack", "read_array", "to_json", "unpack"]
 
 _ARRAY = "array/"
 _PLAIN = "plain"
@@ -58,7 +58,7 @@ def unpack(content: bytes, source: str = "The checkpoint") -> tuple[dict[str, ND
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
             _refuse_bombs(members, len(content))
-            found = {info.filename.removesuffix(".npy"): _read_array(archive.read(info)) for info in members}
+            found = {info.filename.removesuffix(".npy"): read_array(archive.read(info)) for info in members}
         plain = json.loads(found.pop(_PLAIN).tobytes())
     except Exception as error:  # zipfile, NumPy and json raise a dozen types for damaged bytes
         raise StateFileError(
@@ -105,8 +105,8 @@ def _refuse_bombs(members: list[zipfile.ZipInfo], size: int) -> None:
         raise ValueError(f"it would expand from {size} to {declared} bytes; a checkpoint is not compressed")
 
 
-def _read_array(content: bytes) -> NDArray[Any]:
-    """Return the array of one .npy member. Raise if its header declares other than the bytes that follow."""
+def read_array(content: bytes) -> NDArray[Any]:
+    """Return the array of a .npy file. Raise if its header declares other than the bytes that follow."""
     stream = io.BytesIO(content)
     version = np.lib.format.read_magic(stream)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

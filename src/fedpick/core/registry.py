@@ -123,7 +123,15 @@ def get(name: str, **hyper_parameters: Any) -> Policy[Any]:
         if parameter not in known:
             raise InvalidInput(str(unknown_name(f"hyper-parameter of {name!r}", parameter, known or ["(none)"])))
     preset = policy_class.variants.get(str(hyper_parameters.get("variant")), {})
-    return policy_class(**{**preset, **hyper_parameters})
+    try:
+        return policy_class(**{**preset, **hyper_parameters})
+    except FedpickError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        given = ", ".join(f"{key}={repr(value)[:60]}" for key, value in hyper_parameters.items())
+        raise InvalidInput(
+            f"The policy {name!r} cannot be built with {given or 'its defaults'} ({type(error).__name__}: {error})."
+        ) from error
 
 
 def name_of(policy: Policy[Any]) -> str | None:

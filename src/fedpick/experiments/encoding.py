@@ -6,6 +6,7 @@ import datetime
 import io
 import json
 import math
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpick.core import checkpoint
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import StateFileError
 
@@ -23,6 +25,7 @@ __all__ = [
     "float_bytes",
     "floats_from",
     "from_json",
+    "has_control_characters",
     "index_bytes",
     "indices_from",
     "mask_bytes",
@@ -30,10 +33,13 @@ __all__ = [
     "split_diagnostics",
     "to_json",
     "utc_now",
+    "without_control_characters",
 ]
 
 LARGEST_ARRAY = 4_000_000
 """Diagnostics with more bytes than this are not stored; their shape is noted instead."""
+_LARGEST_STORED = 2**28  # the losses of 30 million clients
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # tab and newline may pass
 
 
 def index_bytes(values: IntArray) -> bytes:
@@ -65,7 +71,10 @@ def mask_from(content: bytes | None, size: int) -> BoolArray:
     """The inverse of `mask_bytes`."""
     if content is None:
         return np.ones(size, dtype=bool)
-    return np.unpackbits(np.frombuffer(_decompressed(content), dtype=np.uint8), count=size).astype(bool)
+    packed = np.frombuffer(_decompressed(content, limit=-(-size // 8)), dtype=np.uint8)
+    if len(packed) != -(-size // 8):
+        raise StateFileError(f"The store is damaged: a mask of {8 * len(packed)} clients where there are {size}.")
+    return np.unpackbits(packed, count=size).astype(bool)
 
 
 def array_bytes(array: NDArray[Any]) -> bytes:
@@ -78,24 +87,30 @@ def array_bytes(array: NDArray[Any]) -> bytes:
 def bytes_array(content: bytes) -> NDArray[Any]:
     """The inverse of `array_bytes`."""
     try:
-        loaded: NDArray[Any] = np.load(io.BytesIO(_decompressed(content)), allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        return checkpoint.read_array(_decompressed(content, limit=_LARGEST_STORED))
+    except StateFileError:
+        raise
+    except Exception as error:  # NumPy raises a dozen types for a damaged header
         raise StateFileError(f"The store is damaged: an array in it cannot be read ({error}).") from error
-    return loaded
 
 
-def _decompressed(content: bytes) -> bytes:
+def _decompressed(content: bytes, limit: int) -> bytes:
+    """Decompress up to `limit` bytes; raise if there are more, so that a small row cannot fill the memory."""
+    reader = zlib.decompressobj()
     try:
-        return zlib.decompress(content)
+        found = reader.decompress(content, limit + 1)
     except zlib.error as error:
         raise StateFileError(f"The store is damaged: an array in it cannot be read ({error}).") from error
+    if len(found) > limit or not reader.eof:
+        raise StateFileError(f"The store is damaged: an array in it is cut off, or larger than {limit:,} bytes.")
+    return found
 
 
 def from_json(text: str) -> Any:
     """Parse a JSON column."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise StateFileError(f"The store is damaged: a text in it is not JSON ({error}).") from error
 
 
@@ -120,6 +135,20 @@ def to_json(value: Any, *, sort_keys: bool = True, indent: int | None = None, fi
     `finite=False` writes NaN and Infinity as such, which Python's reader accepts.
     """
     return json.dumps(_plain(value, finite), sort_keys=sort_keys, indent=indent, allow_nan=not finite)
+
+
+def has_control_characters(text: str) -> bool:
+    """Whether a text of one line holds characters that move a terminal's cursor, colour it or turn its direction."""
+    return bool(_CONTROL.search(text)) or "\n" in text or "\t" in text
+
+
+def without_control_characters(text: str) -> str:
+    """Replace the characters that a terminal obeys instead of showing them.
+
+    >>> without_control_characters("a\x1b[31mb")
+    'a\ufffd[31mb'
+    """
+    return _CONTROL.sub("\ufffd", text)
 
 
 def utc_now() -> str:

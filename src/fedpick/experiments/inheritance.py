@@ -215,4 +215,8 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[KeyPath, Place]]:
         digits = str(error).partition("at line ")[2].partition(",")[0]  # tomllib says "(at line 3, column 5)"
         line = int(digits) if digits.isdigit() else None
         raise SpecError([(Place(source, line), f"not valid TOML: {error}.")]) from error
+    except RecursionError as error:
+        raise SpecError([(Place(source), "the spec nests tables or lists too deeply.")]) from error
+    except ValueError as error:  # such as a number of more than 4,300 digits
+        raise SpecError([(Place(source), f"the spec cannot be read: {error}.")]) from error
     return content, {path: Place(source, line) for path, line in key_lines(text).items()}

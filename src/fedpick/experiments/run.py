@@ -34,7 +34,7 @@ from fedpick.experiments.integrity import Damage
 from fedpick.experiments.leases import RunLeased
 from fedpick.experiments.schema import sa
 from fedpick.experiments.settings import RunParts, build_settings, federation_of, federation_texts
-from fedpick.experiments.store import Store, StoreError, StoreLocked
+from fedpick.experiments.store import Store, StoreError, StoreLocked, in_a_sentence
 
 if TYPE_CHECKING:
     from fedpick.sim import Simulator
@@ -109,10 +109,13 @@ class FederatedRun:
 
     def restore(self, content: bytes) -> None:
         """Go on from a checkpoint."""
-        arrays, plain = checkpoint.unpack(content, "A checkpoint in the store")
-        policy = {name.removeprefix("policy/"): value for name, value in arrays.items() if name.startswith("policy/")}
-        self.simulator.restore(arrays, plain)
-        self.session.restore(policy, plain["policy"], round=plain["round"])
+        try:
+            arrays, plain = checkpoint.unpack(content, "The checkpoint in the store")
+            own = {name.removeprefix("policy/"): value for name, value in arrays.items() if name.startswith("policy/")}
+            self.simulator.restore(arrays, plain)
+            self.session.restore(own, plain["policy"], round=plain["round"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateFileError(f"{in_a_sentence(error)} Start this run over with --restart.") from error
 
 
 def show_history(session: Session, trace: Trace, rounds: int) -> None:

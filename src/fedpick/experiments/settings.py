@@ -30,6 +30,7 @@ from fedpick.sim.settings import SimulatorSettings
 from fedpick.sim.tasks import TaskSettings
 
 __all__ = [
+    "MOST_SEEDS",
     "RunParts",
     "RunSettings",
     "alternatives",
@@ -46,6 +47,8 @@ __all__ = [
     "typed",
 ]
 
+MOST_SEEDS = 10_000
+"""Per experiment: every seed is a run of each policy, so more of them is a slip of the pen."""
 Table = Mapping[str, Any]
 T = TypeVar("T")
 
@@ -83,6 +86,8 @@ class RunSettings:
         if self.evaluate_every > self.rounds:
             raise InvalidInput(f"evaluate_every = {self.evaluate_every} evaluates none of the {self.rounds} rounds.")
         seeds = list(self.seeds)
+        if len(seeds) > MOST_SEEDS:
+            raise InvalidInput(f"'seeds' may hold up to {MOST_SEEDS:,} seeds. Got {len(seeds):,}.")
         if not seeds or min(seeds) < 0:
             raise InvalidInput(f"'seeds' must be whole numbers of at least 0, at least one. Got {seeds}.")
         if len(set(seeds)) < len(seeds):
@@ -192,8 +197,8 @@ def run_of(table: Table) -> RunSettings:
     """The section [run]."""
     seeds = table.get("seeds", (0,))
     if isinstance(seeds, int):
-        if seeds < 1:
-            raise InvalidInput(f"'seeds' must be a number of at least 1 or a list of seeds. Got {seeds}.")
+        if not 1 <= seeds <= MOST_SEEDS:
+            raise InvalidInput(f"'seeds' must be a number from 1 to {MOST_SEEDS:,} or a list of seeds. Got {seeds}.")
         seeds = range(seeds)
     targets = {key: tuple(float(each) for each in table[key]) for key in ("targets", "loss_targets") if key in table}
     return RunSettings(**{**table, "seeds": tuple(seeds), **targets})

@@ -73,7 +73,7 @@ from typing import Any
 
 from fedpick.core.imports import make_importable
 from fedpick.experiments.inheritance import Resolved, experiment_names, place_of, resolve, split_variant
-from fedpick.experiments.settings import RunSettings, run_of
+from fedpick.experiments.settings import MOST_SEEDS, RunSettings, run_of
 from fedpick.experiments.validation import POLICY_KEYS, Place, SpecError, content_problems, nearest, run_problems
 
 __all__ = [
@@ -244,6 +244,8 @@ def _plain(value: Any) -> Any:
 def _some_seeds(own: tuple[int, ...], wanted: int | Sequence[int]) -> tuple[int, ...]:
     if not isinstance(wanted, int):
         return tuple(wanted)
+    if wanted > MOST_SEEDS:
+        raise SpecError([(Place("command line"), f"--seeds may ask for up to {MOST_SEEDS:,} seeds. Got {wanted:,}.")])
     seeds = list(own[:wanted])
     candidate = max(own, default=-1) + 1
     while len(seeds) < wanted:

@@ -6,23 +6,24 @@ is one transaction: its rows, the progress of the run and, mostly, the checkpoin
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 import fedpick
 from fedpick.core import checkpoint
-from fedpick.core.arrays import FloatArray
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import FedpickError, InvalidInput
 from fedpick.core.record import Counters, RoundRecord, Timings
 from fedpick.core.types import Outcome, Selection
@@ -40,13 +41,25 @@ from fedpick.experiments.encoding import (
     mask_from,
     split_diagnostics,
     utc_now,
+    without_control_characters,
 )
 from fedpick.experiments.integrity import Damage, link, start_of_chain, verify_rounds
 from fedpick.experiments.leases import RunLeased
 from fedpick.experiments.schema import sa
 from fedpick.experiments.spec import Spec
 
-__all__ = ["Experiment", "FederationFacts", "Run", "Store", "StoreError", "StoreLocked", "in_a_sentence", "open_store"]
+__all__ = [
+    "Choice",
+    "Experiment",
+    "FederationFacts",
+    "Run",
+    "Store",
+    "StoreError",
+    "StoreLocked",
+    "in_a_sentence",
+    "open_store",
+    "public_name",
+]
 
 _LOCK_SECONDS = 30
 """How long SQLite waits for another program's lock."""
@@ -68,12 +81,27 @@ def _engine_url(where: str | Path) -> sa.URL:
         return sa.URL.create("sqlite", database=str(Path(text).absolute()))
     try:
         url = sa.make_url(text)
-    except sa.exc.ArgumentError as error:
+    except (sa.exc.ArgumentError, ValueError):  # ValueError: a port that is no number
+        # Neither the text nor the first error is shown: both may hold a password.
         raise StoreError(
-            f"{text!r} is not a database URL. Examples: results/a.sqlite, postgresql://host/db."
-        ) from error
+            f"{public_name(text)} is not a database URL. Expected SCHEME://USER:PASSWORD@HOST:PORT/DATABASE, special "
+            "characters percent-encoded. Examples: results/a.sqlite, postgresql://host/db."
+        ) from None
     # SQLAlchemy's own default for this name is the older psycopg2.
     return url.set(drivername="postgresql+psycopg") if url.drivername in ("postgresql", "postgres") else url
+
+
+def public_name(where: str | Path) -> str:
+    """The place of a store without its passwords, for messages."""
+    text = str(where)
+    if "://" not in text:
+        return text
+    try:
+        url = sa.make_url(text)
+    except (sa.exc.ArgumentError, ValueError):
+        return f"{text.partition('://')[0]}://..."
+    secrets = {key: "..." for key in url.query if "password" in key.lower()}
+    return url.update_query_dict(secrets).render_as_string(hide_password=True)
 
 
 def _read_only(file: Path) -> sqlite3.Connection:
@@ -211,6 +239,54 @@ class FederationFacts:
     """(N, L)"""
 
 
+class Choice(NamedTuple):
+    """Who was chosen in one round, and what came of it."""
+
+    clients: IntArray
+    """(k,)"""
+    weights: FloatArray
+    """(k,) with which the updates entered the model."""
+    completed: BoolArray
+    """(k,)"""
+    available: BoolArray
+    """(N,)"""
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _reads(method: Method) -> Method:
+    """Make a method of Store raise StoreError for whatever a damaged database makes SQLite, JSON or NumPy raise."""
+
+    @contextmanager
+    def in_words(store: Store) -> Iterator[None]:
+        try:
+            yield
+        except FedpickError:
+            raise
+        except (
+            *(sa.exc.SQLAlchemyError, ArithmeticError, AssertionError, AttributeError, LookupError),
+            *(MemoryError, TypeError, ValueError),
+        ) as error:
+            raise StoreError(
+                f"The store {store.name} is damaged or cannot be read. {in_a_sentence(error)} Restore it from a "
+                "backup, or compute the experiment again into another --store."
+            ) from error
+
+    if inspect.isgeneratorfunction(method):
+
+        def reading(self: Store, *args: Any, **options: Any) -> Any:
+            with in_words(self):
+                yield from method(self, *args, **options)
+    else:
+
+        def reading(self: Store, *args: Any, **options: Any) -> Any:
+            with in_words(self):
+                return method(self, *args, **options)
+
+    return cast(Method, wraps(method)(reading))
+
+
 class Store:
     """One database of results."""
 
@@ -218,7 +294,7 @@ class Store:
         url = _engine_url(where)
         self.read_only = read_only
         self.url = url.render_as_string(hide_password=False)
-        self.name = url.render_as_string(hide_password=True) if url.get_backend_name() != "sqlite" else url.database
+        self.name = public_name(where) if url.get_backend_name() != "sqlite" else url.database
         options: dict[str, Any] = {}
         if url.get_backend_name() == "sqlite" and url.database not in (None, ":memory:"):
             file = Path(str(url.database))
@@ -255,15 +331,18 @@ class Store:
                         row = {"version": tables.SCHEMA_VERSION, "written_by": f"fedpick {fedpick.__version__}"}
                         connection.execute(tables.schema.insert(), row)
                 version = self._version()
-        except sa.exc.DBAPIError as error:
-            raise StoreError(f"The store {self.name} cannot be opened: {error.orig}.") from error
+        except (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
+            raise StoreError(f"The store {self.name} cannot be opened. {in_a_sentence(error)}") from error
         if version != tables.SCHEMA_VERSION:
-            with self.engine.connect() as connection:
-                author = connection.scalar(sa.select(tables.schema.c.written_by))
             raise StoreError(
-                f"The store {self.name} has schema {version} (written by {author}); fedpick "
+                f"The store {self.name} has schema {version} (written by {self._author()}); fedpick "
                 f"{fedpick.__version__} reads schema {tables.SCHEMA_VERSION}. Use that version, or another store."
             )
+
+    @_reads
+    def _author(self) -> str:
+        with self.engine.connect() as connection:
+            return without_control_characters(str(connection.scalar(sa.select(tables.schema.c.written_by))))
 
     def _version(self) -> int | None:
         if not sa.inspect(self.engine).has_table(tables.schema.name):
@@ -483,6 +562,7 @@ class Store:
         with self.engine.connect() as connection:
             return list(connection.execute(query).all())
 
+    @_reads
     def experiments(self) -> list[Experiment]:
         """All of them, the latest first."""
         query = sa.select(tables.experiments).order_by(
@@ -507,6 +587,7 @@ class Store:
         listing = ", ".join(f"{each.id} ({each.title})" for each in known)
         raise InvalidInput(f"There is no experiment {text!r} in this store. It has: {listing}.")
 
+    @_reads
     def runs(self, experiment_id: int) -> list[Run]:
         """The runs of an experiment: by policy, as in the spec, then by seed."""
         query = (
@@ -517,6 +598,7 @@ class Store:
         )
         return [_run(row) for row in self._rows(query)]
 
+    @_reads
     def run(self, run_id: int) -> Run:
         """One run by its id, outside of any experiment: its label is the policy's name."""
         rows = self._rows(_RUNS.where(tables.runs.c.id == run_id))
@@ -524,10 +606,12 @@ class Store:
             raise InvalidInput(f"There is no run {run_id} in this store.")
         return _run(rows[0])
 
+    @_reads
     def runs_with(self, keys: list[str]) -> list[Run]:
         """The runs with these keys that are there already; see `run` for their labels."""
         return [_run(row) for row in self._rows(_RUNS.where(tables.runs.c.key.in_(keys)))]
 
+    @_reads
     def progress(self, run_ids: list[int]) -> dict[int, tuple[str, int, float | None]]:
         """run -> (status, rounds done, latest accuracy)."""
         columns = tables.runs.c
@@ -536,6 +620,7 @@ class Store:
         )
         return {row.id: (row.status, row.rounds_done, row.accuracy) for row in self._rows(query)}
 
+    @_reads
     def torn(self, run_ids: list[int]) -> set[int]:
         """Return those runs whose rows are not exactly the rounds from 0 to `rounds_done` - 1."""
         expected = {run_id: done for run_id, (_, done, _) in self.progress(run_ids).items()}
@@ -547,6 +632,7 @@ class Store:
             found |= {run_id for run_id, done in expected.items() if rows.get(run_id, (0, 0)) != (done, done)}
         return found
 
+    @_reads
     def rounds(self, run_id: int, limit: int | None = None) -> dict[str, NDArray[Any]]:
         """The columns of `rounds` as arrays in order of the rounds, NaN for NULL; `diagnostics` as a list of dicts."""
         query = sa.select(tables.rounds).where(tables.rounds.c.run_id == run_id).order_by(tables.rounds.c.round)
@@ -557,13 +643,15 @@ class Store:
         for position, column in enumerate(tables.rounds.c):
             values = [row[position] for row in rows]
             if column.name == "diagnostics":
-                columns[column.name] = np.array([from_json(value) for value in values], dtype=object)
+                parsed = {text: from_json(text) for text in set(values)}  # mostly one text, of which one copy is kept
+                columns[column.name] = np.array([parsed[text] for text in values], dtype=object)
             elif isinstance(column.type, sa.Double):
                 columns[column.name] = np.array([np.nan if value is None else value for value in values], np.float64)
             elif column.name != "run_id":
                 columns[column.name] = np.array(values, np.int64)
         return columns
 
+    @_reads
     def federation(self, federation_id: int) -> FederationFacts:
         """What the clients of some runs have."""
         row = self._rows(sa.select(tables.federations).where(tables.federations.c.id == federation_id))[0]
@@ -580,6 +668,7 @@ class Store:
             label_histogram=histogram,
         )
 
+    @_reads
     def records(self, run_id: int, limit: int | None = None) -> Iterator[RoundRecord]:
         """Yield the stored rounds in order. Large runs fit: the rows are read in small batches."""
         rounds, selections = tables.rounds, tables.selections
@@ -592,15 +681,32 @@ class Store:
             for row in connection.execution_options(yield_per=64).execute(query.order_by(rounds.c.round)):
                 yield _record(dict(row._mapping), size)
 
+    @_reads
+    def choices(self, run_id: int, limit: int | None = None) -> Iterator[Choice]:
+        """Yield the choices of the stored rounds in order: the part of `records` that is fast to read."""
+        columns = tables.selections.c
+        query = sa.select(columns.clients, columns.weights, columns.completed, columns.available)
+        query = query.where(columns.run_id == run_id).order_by(columns.round)
+        if limit is not None:
+            query = query.where(columns.round < limit)
+        size = self._num_clients(run_id)
+        with self.engine.connect() as connection:
+            for clients, weights, completed, available in connection.execution_options(yield_per=512).execute(query):
+                chosen, mask = indices_from(clients), mask_from(available, size)
+                yield Choice(chosen, floats_from(weights), np.frombuffer(completed, np.uint8).astype(bool), mask)
+
     def _num_clients(self, run_id: int) -> int:
         query = (
-            sa.select(tables.federations.c.num_clients)
+            sa.select(tables.federations.c.num_clients, tables.federations.c.num_examples)
             .join(tables.runs, tables.runs.c.federation_id == tables.federations.c.id)
             .where(tables.runs.c.id == run_id)
         )
         rows = self._rows(query)
+        if rows and 8 * rows[0][0] != len(rows[0][1]):
+            raise ValueError(f"the federation of run {run_id} has a wrong number of clients")
         return int(rows[0][0]) if rows else 0
 
+    @_reads
     def selection_counts(self, run_id: int, limit: int | None = None) -> NDArray[np.int64]:
         """(N,) how often each client was chosen."""
         counts = np.zeros(self._num_clients(run_id), np.int64)
@@ -612,6 +718,7 @@ class Store:
             counts[indices_from(content)] += 1
         return counts
 
+    @_reads
     def array_names(self, run_id: int) -> dict[str, list[int]]:
         """name -> the rounds in which such an array was stored."""
         columns = tables.arrays.c
@@ -621,6 +728,7 @@ class Store:
             found.setdefault(name, []).append(round_index)
         return found
 
+    @_reads
     def array(self, run_id: int, round_index: int, name: str) -> NDArray[Any]:
         """One stored array."""
         columns = tables.arrays.c
@@ -632,6 +740,7 @@ class Store:
             raise InvalidInput(f"Run {run_id} stored no array {name!r} in round {round_index}.")
         return bytes_array(rows[0][0])
 
+    @_reads
     def arrays(self, run_id: int, name: str, limit: int | None = None) -> Iterator[tuple[int, NDArray[Any]]]:
         """(round, array) for every round that stored an array of this name."""
         columns = tables.arrays.c
@@ -643,6 +752,7 @@ class Store:
             for row in connection.execution_options(yield_per=64).execute(query):
                 yield row.round, bytes_array(row.value)
 
+    @_reads
     def policy_state(self, run_id: int) -> dict[str, NDArray[Any]]:
         """The arrays of the policy's state at the latest checkpoint (an embedding it learned, ...), by field name."""
         rows = self._rows(sa.select(tables.checkpoints.c.content).where(tables.checkpoints.c.run_id == run_id))
@@ -770,12 +880,25 @@ _RUNS = sa.select(tables.runs, tables.runs.c.policy.label("label"), sa.literal(0
 
 
 def _experiment(row: Any) -> Experiment:
-    return Experiment(id=row.id, hash=row.hash, title=row.title, spec=from_json(row.spec), touched_at=row.touched_at)
+    found = Experiment(
+        id=row.id,
+        hash=row.hash,
+        title=without_control_characters(row.title),
+        spec=from_json(row.spec),
+        touched_at=row.touched_at,
+    )
+    if found.rounds < 1 or not all(map(math.isfinite, (*found.targets, *found.loss_targets))):
+        raise ValueError(f"the spec of experiment {row.id} has wrong numbers")
+    return found
 
 
 def _run(row: Any) -> Run:
     values = dict(row._mapping)
     for name in ("parameters", "settings", "manifest"):
         values[name] = from_json(values[name] or "{}")
-    values["reference"] = values["reference"] or ""
+        if not isinstance(values[name], dict):
+            raise ValueError(f"{name} of run {row.id} is not a table")
+    for name in ("label", "policy", "reference", "status"):
+        values[name] = without_control_characters(values[name] or "")
+    values["error"] = values["error"] and without_control_characters(values["error"])
     return Run(**values)

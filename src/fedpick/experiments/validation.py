@@ -25,6 +25,7 @@ from fedpick.core.imports import is_import_path
 from fedpick.data import loading
 from fedpick.data.partition import dealer_class
 from fedpick.experiments import settings
+from fedpick.experiments.encoding import has_control_characters
 from fedpick.experiments.settings import RunSettings, alternatives, type_hints, typed
 from fedpick.experiments.toml import KeyPath
 from fedpick.sim import Faults, LocalTraining, ServerStep, tasks
@@ -207,6 +208,8 @@ def _section_problems(content: Table) -> list[Problem]:
         if key == "title":
             if not isinstance(value, str):
                 problems.append(Problem((key,), f"title must be text. Got {value!r}."))
+            elif has_control_characters(value):
+                problems.append(Problem((key,), f"title must do without control characters. Got {value!r}."))
         elif key == "policies":
             if not isinstance(value, list) or not value or not all(isinstance(entry, dict) for entry in value):
                 problems.append(
@@ -324,6 +327,9 @@ def _policies_problems(content: Table) -> list[Problem]:
         label = table.get("label", table.get("name"))
         if isinstance(label, str) and "," in label:
             message = f"A label must do without commas, which separate names in --only. Got {label!r}."
+            problems.append(Problem((*path, "label"), message))
+        if isinstance(label, str) and has_control_characters(label):
+            message = f"A label must do without control characters, which terminals obey. Got {label!r}."
             problems.append(Problem((*path, "label"), message))
         if isinstance(label, str) and labels.setdefault(label, position) != position:
             problems.append(

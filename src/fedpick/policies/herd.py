@@ -223,7 +223,7 @@ class Herd(Policy[HerdState]):
             members.append(best)
             free[best] = False
             rest = rest - scaled[best]
-        if self.swaps and scale > 0:
+        if self.swaps and scale > 0 and members:
             rest = _swap(members, free, own, scaled, scale, rest)
         return np.sort(candidates[members]), float(rest @ rest) / kappa
 

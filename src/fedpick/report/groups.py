@@ -205,16 +205,16 @@ def account_groups(store: Store, run: Run, groups: Groups, limit: int | None = N
     weight = np.zeros(len(groups.member))
     present, chosen, met, passed = np.zeros((4, count))
     cumulative, distance = [], []
-    for record in store.records(run.id, limit):
+    for choice in store.choices(run.id, limit):
         there, taken = (
-            groups.sums(record.available),
-            np.bincount(groups.member[record.selection.clients], minlength=count),
+            groups.sums(choice.available),
+            np.bincount(groups.member[choice.clients], minlength=count),
         )
         present += there
         chosen += taken
         met += there > 0
         passed += (there > 0) & (taken == 0)
-        np.add.at(weight, record.selection.clients, record.weights)
+        np.add.at(weight, choice.clients, choice.weights)
         total = weight.sum()
         cumulative.append(groups.sums(weight / total) if total > 0 else np.full(count, np.nan))
         distance.append(total_variation(target, weight / total) if total > 0 else np.nan)

@@ -212,11 +212,11 @@ def read_history(store: Store, results: RunResults, federation: FederationFacts 
     weight_per_client = np.zeros(num_clients)
     # Update the sums by the cohort alone: O(k) per round, not O(N).
     total = squares = covered = 0
-    for step, record in enumerate(store.records(results.run.id, limit=results.wanted)):
+    for step, choice in enumerate(store.choices(results.run.id, limit=results.wanted)):
         if step >= num_rounds:
             break  # the run is still going: `results` was read a moment earlier
-        before = counts[record.selection.clients]
-        counts[record.selection.clients] = before + 1
+        before = counts[choice.clients]
+        counts[choice.clients] = before + 1
         total += len(before)
         squares += int((2 * before + 1).sum())
         covered += int(np.count_nonzero(before == 0))
@@ -225,14 +225,14 @@ def read_history(store: Store, results: RunResults, federation: FederationFacts 
             columns["coverage"][step] = covered / num_clients
         if squares:
             columns["jain"][step] = total**2 / (num_clients * squares)
-        weight, weight_squares = float(record.weights.sum()), float((record.weights**2).sum())
+        weight, weight_squares = float(choice.weights.sum()), float((choice.weights**2).sum())
         columns["weight_sum"][step] = weight
-        columns["weight_max"][step] = record.weights.max(initial=0.0)
+        columns["weight_max"][step] = choice.weights.max(initial=0.0)
         columns["effective"][step] = weight**2 / weight_squares if weight_squares > 0 else 0.0
-        np.add.at(weight_per_client, record.selection.clients, record.weights)
-        raster.add(step, record.available, record.selection.clients, record.outcome.completed)
+        np.add.at(weight_per_client, choice.clients, choice.weights)
+        raster.add(step, choice.available, choice.clients, choice.completed)
         if labels is not None and histogram is not None:
-            mix = histogram[record.selection.clients[record.outcome.completed]].sum(axis=0, dtype=np.int64)
+            mix = histogram[choice.clients[choice.completed]].sum(axis=0, dtype=np.int64)
             if mix.sum() > 0:
                 labels[step] = mix / mix.sum()
     if raster.is_exact:

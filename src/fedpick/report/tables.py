@@ -339,14 +339,19 @@ def to_csv(table: Table) -> str:
     head = [table.corner, "seeds"]
     for column in table.columns:
         head += [f"{column.heading}: {part}" for part in (*column.parts, "seeds")]
-    writer.writerow(head)
+    writer.writerow([_cell_text(text) for text in head])
     for label, quantities in table.lines:
-        row: list[Any] = [label, max((len(quantity.values) for quantity in quantities), default=0)]
+        row: list[Any] = [_cell_text(label), max((len(quantity.values) for quantity in quantities), default=0)]
         for column, quantity in zip(table.columns, quantities, strict=True):
             row += ["" if number is None else repr(number) for number in column.numbers(quantity)]
             row.append(len(quantity.known))
         writer.writerow(row)
     return output.getvalue()
+
+
+def _cell_text(text: str) -> str:
+    """Quote a text that a spreadsheet would compute as a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 _LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}"}

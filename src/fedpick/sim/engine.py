@@ -52,7 +52,7 @@ class Trained(NamedTuple):
     losses: Float32Array
     """(k,) mean training loss of each client."""
     norms: Float32Array
-    """(k,) Euclidean norm of each update; not finite where the update is not, which then did not enter the model."""
+    """(k,) Euclidean norm of each update; not finite where the update did not enter the model."""
     sketches: Float32Array
     """(k, s) a short description of each update; s = 0 unless the work asked for it."""
     evaluation: tuple[float, float] | None = None
@@ -91,7 +91,8 @@ class Engine(Protocol):
     def train(self, params: Params, velocity: Params, work: Work) -> Trained:
         """Train the clients of `work` from `params`, add up weight * update, and take the server step.
 
-        An update that is not finite is left out of the sum. Without any weight left, the model stays as it is.
+        An update that is not finite is left out of the sum. Without any weight left, the model stays as it is. It also
+        stays if the step would make it infinite or NaN; then all losses, norms and sketches are NaN.
         """
         ...
 

@@ -215,8 +215,9 @@ class JaxEngine:
         call = partial(self._train_piece, compiled.piece, params, _words(work.key), np.float32(work.lr))
         parts = _in_threads([partial(call, piece.cohort) for piece in pieces])
         given = [piece.cohort.floats[0] for piece in pieces]
-        params, velocity = compiled.server(params, velocity, parts, given, np.float32(work.server_lr))
-        return Trained(params, velocity, *_in_order(pieces, [reports for _, reports in parts]))
+        params, velocity, finite = compiled.server(params, velocity, parts, given, np.float32(work.server_lr))
+        reports = [report if finite else np.full_like(report, np.nan) for _, report in parts]
+        return Trained(params, velocity, *_in_order(pieces, reports))
 
     def _train_piece(self, program: Callable[..., Any], params: Params, words: Array, lr: Array, cohort: Cohort) -> Any:
         # Each thread waits for its own program; JAX alone would run the programs one after the other.
@@ -281,7 +282,8 @@ class JaxEngine:
         table = np.zeros((4, capacity), np.int32)
         table[:, :count] = clients, self.examples.starts[clients], sizes, self.local.num_steps(sizes)
         floats = np.zeros((2, capacity), np.float32)
-        floats[:, :count] = weights, poisoned
+        with np.errstate(over="ignore"):  # the step of an infinite weight is refused
+            floats[:, :count] = weights, poisoned
         return Cohort(table, floats, np.int32(count))
 
     def _split(self, clients: IntArray) -> list[IntArray]:

@@ -144,7 +144,10 @@ def vector_program(
 
 
 def _step(server: ServerStep, params: Params, velocity: Params, parts: Any, weights: Any, lr: Array) -> Any:
-    """Add up the parts of a cohort and take the server step; without any weight nothing changes."""
+    """Add up the parts of a cohort and take the server step: -> (params, velocity, whether the step is finite).
+
+    Without any weight, and where the step would make the model infinite or NaN, nothing changes.
+    """
     total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *[part[0] for part in parts])
     counted = [
         jnp.any(jnp.isfinite(reports[1]) & (given > 0)) for (_, reports), given in zip(parts, weights, strict=True)
@@ -161,30 +164,37 @@ def _step(server: ServerStep, params: Params, velocity: Params, parts: Any, weig
         shrink = jnp.minimum(1.0, server.radius / jnp.maximum(norm, 1e-30))
         stepped = jax.tree.map(lambda w: w * shrink, stepped)
 
+    # Finite updates can still overflow: in the weighted sum, in the momentum or in the step.
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(stepped)]))
+    taken = any_weight & finite
+
     def keep(new: Array, old: Array) -> Array:
-        return jnp.where(any_weight, new, old)
+        return jnp.where(taken, new, old)
 
     new_velocity = jax.tree.map(keep, moved, velocity) if server.momentum else velocity
-    return jax.tree.map(keep, stepped, params), new_velocity
+    return jax.tree.map(keep, stepped, params), new_velocity, finite
 
 
 def server_program(server: ServerStep) -> Callable[..., Any]:
-    """(params, velocity, parts of the cohort, their weights, lr) -> (params, velocity)."""
+    """(params, velocity, parts of the cohort, their weights, lr) -> (params, velocity, whether the step is finite)."""
     return partial(_step, server)
 
 
 def round_program(
     task: Task, local: LocalTraining, server: ServerStep, batch: int, group: int, describe: Describe | None = None
 ) -> Callable[..., Any]:
-    """A whole round in one call, for a cohort that is not split: -> (params, velocity, reports)."""
+    """A whole round in one call, for a cohort that is not split: -> (params, velocity, reports).
+
+    All reports are NaN if the step was not finite and therefore not taken.
+    """
     train = cohort_program(task, local, batch, group, describe)
 
     def program(
         params: Params, velocity: Params, x: Array, y: Array, words: Array, cohort: Cohort, rates: Array
     ) -> Any:
         part = train(params, x, y, words, cohort, rates[0])
-        params, velocity = _step(server, params, velocity, [part], [cohort.floats[0]], rates[1])
-        return params, velocity, part[1]
+        params, velocity, finite = _step(server, params, velocity, [part], [cohort.floats[0]], rates[1])
+        return params, velocity, jnp.where(finite, part[1], jnp.nan)
 
     return program
 
