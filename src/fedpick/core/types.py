@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray, read_only
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Signal
-from fedpick.core.validation import assign, whole
+from fedpick.core.validation import assign, is_whole, require, whole
 
 __all__ = ["Clients", "Measurement", "Outcome", "Probe", "RoundContext", "Selection", "aggregation_weights"]
 
@@ -202,6 +202,9 @@ class RoundContext:
     """One per probe, in the order of the probes."""
 
     def __post_init__(self) -> None:
+        # Policies that draw with replacement draw `budget` times, so an absurd budget would fill the memory.
+        most = max(1_000_000, 10 * len(self.clients))
+        require(not is_whole(self.budget, most + 1), self, "budget", f"at most {most:,}")
         assign(
             self,
             index=whole(self, "index", 0),
