@@ -41,7 +41,7 @@ def test_clients_are_drawn_as_often_as_the_definition_says(group, weight, size):
     group, weight, rng = np.array(group), np.array(weight), np.random.default_rng(0)
     expected = inclusion_reference(group, weight, size)
     assert expected.sum() == pytest.approx(size)
-    counts, trials = np.zeros(len(group)), 4000
+    counts, trials = np.zeros(len(group)), 2000
     for _ in range(trials):
         drawn = draw_from_groups(group, weight, size, rng)
         assert len(np.unique(drawn)) == size

@@ -23,8 +23,8 @@ class LatestSketches:
 
     def among(self, candidates: BoolArray) -> tuple[IntArray, FloatArray]:
         """Return the known clients of a mask (N,), ascending, and their sketches."""
-        wanted = candidates[self.known]
-        return self.known[wanted], self.vectors[wanted]
+        places = np.flatnonzero(candidates[self.known])
+        return self.known[places], self.vectors.take(places, axis=0)
 
 
 def no_sketches() -> LatestSketches:

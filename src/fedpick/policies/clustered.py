@@ -93,7 +93,9 @@ def draw_from_bins(importance: FloatArray, group: IntArray, count: int, points: 
     All clients lie on a line, group after group, the largest first, each as long as its units. A bin is one or more
     pieces of that line: a whole unit of a group, or the rest of a group and pieces of the groups that start no bin.
     """
-    order = np.lexsort((-importance, group))
+    order = np.argsort(-importance, kind="stable")
+    if np.ptp(group) > 0:
+        order = order[np.argsort(group[order].astype(np.int32), kind="stable")]
     line = np.cumsum(importance[order])
     line *= count / line[-1]
     first = np.flatnonzero(np.diff(group[order], prepend=group[order[0]] - 1))

@@ -150,8 +150,8 @@ class DivFL(Policy[LatestSketches]):
         if len(chosen) == size:
             return chosen, mass
         # More places than groups: others at random. They share the weight of the client that stands for their group.
-        free = np.setdiff1d(reachable, member[allowed[picked]])
-        extra = rng.choice(free, size - len(chosen), replace=False)
+        first = reachable[:size]  # in random order
+        extra = first[~np.isin(first, member[allowed[picked]])][: size - len(chosen)]
         owners = np.concatenate([np.arange(len(picked)), owner[group[extra]]])
         share = mass / np.bincount(owners, minlength=len(picked))
         return np.concatenate([chosen, state.known[extra]]), share[owners]

@@ -81,9 +81,11 @@ def inclusion_reference(group: IntArray, weight: FloatArray, size: int) -> Float
 
 
 def entropies(updates: FloatArray, temperature: float) -> FloatArray:
-    """(n,) step 1."""
-    share = softmax(updates / temperature, axis=1)
-    entropy: FloatArray = -(share * np.log(np.maximum(share, np.finfo(float).tiny))).sum(axis=1)
+    """(n,) step 1: with x = s / temperature - its maximum and Z the sum of exp(x), H = log Z - sum of x exp(x) / Z."""
+    x = (updates - updates.max(axis=1, keepdims=True)) / temperature
+    share = np.exp(x)
+    total = share.sum(axis=1)
+    entropy: FloatArray = np.log(total) - np.einsum("ij,ij->i", x, share) / total
     return entropy
 
 
@@ -144,7 +146,7 @@ class HiCS(Policy[LatestSketches]):
         if size > 0:
             entropy = entropies(updates, self.temperature)
             group = self._groups(updates, entropy)
-            mean = np.bincount(group, weights=entropy) / np.bincount(group)
+            mean = np.bincount(group, weights=entropy) / np.maximum(np.bincount(group), 1)
             chosen = known[draw_from_groups(group, self._weight(mean, context.index), size, rng)]
         clients = np.concatenate([chosen, strangers])
         diagnostics = {"known": len(state.known), "unknown_selected": len(strangers)}
@@ -152,13 +154,13 @@ class HiCS(Policy[LatestSketches]):
         return Selection(clients=clients, weights=weights, diagnostics=diagnostics), state
 
     def _groups(self, updates: FloatArray, entropy: FloatArray) -> IntArray:
-        """(n,) steps 2 and 3, numbered from 0."""
+        """(n,) steps 2 and 3, numbered from 0. A group of merged clients may be empty."""
         leaf, tree = ward_tree(np.column_stack([unit_rows(updates), self.entropy_weight * entropy]), _distances)
         if len(tree) == 0:
             return leaf
-        group: IntArray = cut_tree(tree, n_clusters=min(self.clusters, len(tree) + 1))[:, 0]
-        numbered: IntArray = np.unique(group[leaf], return_inverse=True)[1]
-        return numbered
+        group = cut_tree(tree, n_clusters=min(self.clusters, len(tree) + 1))[:, 0].astype(np.int64)
+        of_client: IntArray = group[leaf]
+        return of_client
 
     def _weight(self, entropy: FloatArray, index: int) -> FloatArray:
         """(C,) the probability of each group in round `index`, from the mean entropies."""
