@@ -12,7 +12,7 @@ import pytest
 import fedpick
 from fedpick import Clients, Outcome, Session, Signal, testing
 from fedpick.core import registry
-from fedpick.core.errors import InvalidInput, MissingSignal
+from fedpick.core.errors import FedpickWarning, InvalidInput, MissingSignal
 from fedpick.policies import _gp
 
 
@@ -285,7 +285,8 @@ def test_a_trial_that_changed_nothing_is_no_sample():
     world = World()
     session = start(world, warmup=0, **QUICK)
     world.after = lambda cohort: world.loss  # every trial cohort failed
-    world.play(session, 3)
+    with pytest.warns(FedpickWarning, match="trial"):
+        world.play(session, 3)
     assert session.state.sample_rounds[0] == -1
 
 

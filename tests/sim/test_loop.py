@@ -167,7 +167,7 @@ def test_a_changing_cohort_does_not_recompile():
 
     def compiled():
         groups = {simulator.engine._group_of(count) for count in (1, 3)}
-        return [simulator.engine._training[group].round._cache_size() for group in groups]
+        return [simulator.engine._training[group, False].round._cache_size() for group in groups]
 
     simulator.train(Selection(clients=[0]))
     simulator.train(Selection(clients=[2, 3, 4]))
