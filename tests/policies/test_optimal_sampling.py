@@ -25,7 +25,7 @@ def test_probabilities_equal_those_of_the_formula():
 def test_probabilities_by_hand():
     """u = 8, 1, 1, 2 and m = 2: 2 * 8 / 12 exceeds 1, so client 0 is certain and the others share one place.
 
-    With `i <= l` instead of `i < l` in the sum, as in FedLab, the probabilities would not sum to 2.
+    FedLab's sampler is off by one in which clients share (`i <= l`); here the three smallest do, and the sum is 2.
     """
     u = np.array([8.0, 1.0, 1.0, 2.0])
     assert selection_rates(u, 2).tolist() == [1.0, 0.25, 0.25, 0.5]

@@ -12,8 +12,8 @@ Early rounds prefer balanced clients; from round `rounds` on all groups are equa
 mean, 1/m. `groups_reference` is steps 1 to 3 and `inclusion_reference` step 4 as printed.
 
 Deviations:
-- s_k is the sketch of the update. The drivers of fedpick take the update of the output layer's bias, from which the
-  paper derives the estimate; the authors' code takes the mean of each row of that layer's weights.
+- s_k is the sketch of the update. The drivers of fedpick take the update of the output layer's bias; the authors' code
+  takes the mean of each row of that layer's weights.
 - The authors' code trains every client once before it compares them. Here clients whose update is not known get their
   share of the places, at random: m times their share of the available clients, rounded up or down at random.
 - A client that did not complete, or sent no usable update, counts as unknown until it sends one again.

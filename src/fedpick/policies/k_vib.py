@@ -9,7 +9,7 @@ Algorithm, with m = budget, N clients and the state omega_k, 0 at first:
 omega_k is an unbiased estimate of the sum of all (p_k |update_k|)^2 so far, so that step 1 tends to the probabilities
 that would have had the least variance over all rounds. `probabilities_reference` is steps 1 and 2 as printed.
 
-Options: theta = (N / (T m))^(1/3) is the paper's choice for T rounds; the default 0.3 is about that of N = 100, m = 10
+Options: theta = (N / (T m))^(1/3) suits T rounds; the default 0.3 is about that of N = 100, m = 10
 and T = 400. gamma=None takes G^2 N / (theta m), where G^2 is the mean of (p_k |update_k|)^2 in the first round with
 reports.
 

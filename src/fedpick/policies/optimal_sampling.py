@@ -20,7 +20,7 @@ Deviations:
 - A client without a known norm takes the mean norm of the known ones. A client that did not complete, or reported no
   usable norm, has none until it reports again; otherwise one that died after a large update would be selected for ever.
 - The claim of no bias is about the available clients: p is scaled to the sum 1 over them.
-- FedLab's sampler gives one client too many the probability 1 (`i <= l`), so that its probabilities do not sum to m.
+- FedLab's sampler is off by one in the set of the l smallest clients (`i <= l`). The tests check that ours sum to m.
 """
 
 from __future__ import annotations
