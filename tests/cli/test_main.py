@@ -72,7 +72,7 @@ def test_a_damaged_store_is_told_in_a_sentence(fedpick, tmp_path):
     content = file.read_bytes()
     file.write_bytes(content[: (page - 1) * size] + b"\xff" * size + content[page * size :])
     code, _, err = fedpick("report")
-    assert code == 1
+    assert code == 2  # the store is what was given to the command
     assert err.startswith("error: ") and "malformed" in err and err.count("\n") == 1
 
 

@@ -71,5 +71,5 @@ def test_a_number_of_seeds_counts_from_0():
     assert run_of({"rounds": 2, "seeds": 3}).seeds == (0, 1, 2)
     assert run_of({"rounds": 2, "seeds": [4]}).seeds == (4,)
     assert run_of({"rounds": 2}) == RunSettings(rounds=2)
-    with pytest.raises(InvalidInput, match="a number of at least 1 or a list of seeds"):
+    with pytest.raises(InvalidInput, match="a number from 1 to 10,000 or a list of seeds"):
         run_of({"rounds": 2, "seeds": 0})
