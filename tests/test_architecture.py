@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "sim": {"core", "availability", "data", "policies"},
     "experiments": {"core", "availability", "data", "policies", "sim", "testing", "theory"},
     "report": {"core", "availability", "data", "policies", "experiments", "theory"},
-    "flower": {"core", "policies"},
+    "adapter": {"core"},
+    "flower": {"core", "policies", "adapter"},
     "__main__": {"cli"},
     "cli": {
         *("core", "availability", "data", "policies", "sim", "experiments", "report", "testing", "flower"),
@@ -34,7 +35,7 @@ MAY_IMPORT = {
     },
 }
 HEAVY = {"jax", "flwr", "pandas", "matplotlib", "plotly", "sqlalchemy", "ray", "torch", "sklearn"}
-LIGHT_PARTS = {"core", "policies", "availability", "testing"}
+LIGHT_PARTS = {"core", "policies", "availability", "testing", "adapter"}
 
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 

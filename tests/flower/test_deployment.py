@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fedpick
-from fedpick.flower.membership import Roster
+from fedpick.adapter.members import Roster
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-fmnist"
 sys.path.insert(0, str(EXAMPLE))

@@ -10,9 +10,9 @@ from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp import strategy as flower
 
 import fedpick
+from fedpick.adapter.members import Roster
 from fedpick.core.errors import MissingSignal, TrainingFailed
 from fedpick.flower import answer_probes, with_policy
-from fedpick.flower.membership import Roster
 from tests.flower.fake_grid import (
     INFINITY,
     NAN,

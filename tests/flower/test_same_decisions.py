@@ -15,9 +15,9 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedpick
 from fedpick import availability, data
+from fedpick.adapter.settings import REPORTS
 from fedpick.core.registry import BUILT_IN
 from fedpick.flower import with_policy
-from fedpick.flower.settings import REPORTS
 from fedpick.sim import LocalTraining, Simulator, simulate
 from fedpick.sim.faults import Faults
 from tests.flower.fake_grid import FakeGrid

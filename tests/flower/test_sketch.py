@@ -8,9 +8,9 @@ from flwr.app import Array
 from flwr.serverapp import strategy as flower
 
 import fedpick
+from fedpick.adapter.arrays import head, sketches
 from fedpick.core.session import Session
 from fedpick.flower import with_policy
-from fedpick.flower.messages import head, sketches
 from tests.flower.fake_grid import alter, federation, node_of, start, unaware, with_arrays, with_targets
 
 HERD = fedpick.policies.get("herd")

@@ -212,11 +212,13 @@ def test_somebody_elses_files_are_not_overwritten(tmp_path, name):
     assert (tmp_path / name).read_text() == '{"mine": 1}'
 
 
-def rewrite_roster(path, *, keys=None, **arrays):
+def rewrite_roster(path, *, keys=None, without=(), **arrays):
     """Save the roster again with other keys or arrays."""
     old, plain = unpack((path / "roster.npz").read_bytes())
     plain["keys"] = plain["keys"] if keys is None else keys
-    (path / "roster.npz").write_bytes(pack({**old, **arrays}, plain))
+    (path / "roster.npz").write_bytes(
+        pack({name: value for name, value in {**old, **arrays}.items() if name not in without}, plain)
+    )
 
 
 def test_a_roster_that_does_not_fit_the_session_is_refused(tmp_path):
@@ -224,7 +226,8 @@ def test_a_roster_that_does_not_fit_the_session_is_refused(tmp_path):
     rewrite_roster(tmp_path, keys=["partition:0"])
     with pytest.raises(StateFileError, match="damaged"):
         with_policy(flower.FedAvg(), UNIFORM, state=tmp_path)
-    rewrite_roster(tmp_path, num_examples=np.array([10.0]), widths=np.array([0]))
+    one = np.array([0])
+    rewrite_roster(tmp_path, num_examples=np.array([10.0]), widths=one, selections=one, last=one)
     with pytest.raises(StateFileError, match=r"1 clients.*3"):
         with_policy(flower.FedAvg(), UNIFORM, state=tmp_path)
     content = (tmp_path / "roster.npz").read_bytes()

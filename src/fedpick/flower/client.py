@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -19,6 +20,7 @@ def answer_probes(
     loss: Callable[[ArrayRecord, Context, int | None], float] | None = None,
     num_examples: Callable[[Context], int] | int | None = None,
     label_histogram: Callable[[Context], Sequence[float]] | None = None,
+    facts: Callable[[Context], Mapping[str, Any]] | Mapping[str, Any] | None = None,
 ) -> None:
     """Register a query function that answers fedpick's queries.
 
@@ -29,6 +31,9 @@ def answer_probes(
         num_examples: the number of local examples, or a function of the context that returns it.
         label_histogram: a function of the context that returns the examples per label, for policies that use it.
             Leave it out to keep it private.
+        facts: anything else that `eligible` and `key` on the server should know, as names and values that a Flower
+            ConfigRecord can hold, or a function of the context that returns them. `tags`, a list of texts, is the one
+            that fedpick itself reads: with_policy(..., eligible=["tag:gpu"]).
     """
 
     @app.query(ACTION)
@@ -36,7 +41,9 @@ def answer_probes(
         query = message.content["config"]
         assert isinstance(query, ConfigRecord)
         if query["kind"] == "describe":
-            return Message(RecordDict({"answer": _description(context)}), reply_to=message)
+            free = facts(context) if callable(facts) else facts
+            content = RecordDict({"answer": _description(context), "facts": ConfigRecord(dict(free or {}))})
+            return Message(content, reply_to=message)
         if loss is None:
             raise ValueError("The server asked for a loss: pass loss=... to fedpick.flower.answer_probes.")
         arrays, batch_size = message.content["arrays"], query["batch-size"]

@@ -119,7 +119,7 @@ def messages_to(
     config: ConfigRecord,
     grid: Grid,
 ) -> list[Message]:
-    """The strategy's train or evaluate messages to exactly these nodes. The strategy may write into `config`."""
+    """The strategy's train or evaluate messages to exactly these nodes, in their order; it may write into `config`."""
     if not nodes:
         return []
     configure = strategy.configure_train if kind == "train" else strategy.configure_evaluate
@@ -130,7 +130,8 @@ def messages_to(
             f"{type(strategy).__name__} sent {kind} messages to {len(messages)} nodes, not to the {len(nodes)} that "
             f"the policy chose, so it samples by itself in configure_{kind}; a policy cannot choose for it."
         )
-    return messages
+    place = {node: index for index, node in enumerate(nodes)}  # Flower's strategies shuffle them, without a seed
+    return sorted(messages, key=lambda message: place[message.metadata.dst_node_id])
 
 
 def driven_by(driver: Strategy, strategy: Strategy) -> Strategy:

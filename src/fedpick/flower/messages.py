@@ -10,61 +10,34 @@ import io
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from fedpick.adapter.arrays import Arrays, count, difference, in_form_of, is_count
 from fedpick.flower.client import ACTION
 
 __all__ = [
     "LOG",
-    "Arrays",
     "CohortGrid",
     "GridView",
-    "SketchFunction",
-    "all_finite",
-    "apply_updates",
     "arrays_of",
-    "count",
     "decoded",
-    "difference",
-    "head",
-    "is_buffer",
-    "is_count",
     "make_consistent",
     "metrics_of",
     "node_infos",
-    "number",
     "queries",
     "reason_of",
     "replies_by_node",
-    "scaled",
-    "sketches",
-    "squared_norm",
     "usable_replies",
 ]
 
 LOG = logging.getLogger("flwr.fedpick")
 """Below Flower's logger, so that its lines reach `flwr run --stream`."""
-
-Arrays = Mapping[str, NDArray[Any]]
-"""The arrays of a model, or of an update, by name."""
-
-SketchFunction = Callable[[Arrays], ArrayLike]
-"""Arrays of an update -> a short vector that describes it."""
-
-_LARGEST_COUNT = 2.0**53
-"""A larger count is absurd. Sums of millions of counts below it are finite."""
-_SKETCH_SIZE = 512
-_REAL = "biuf"
-"""NumPy's kinds of real numbers: bool, int, unsigned, float."""
-_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
-"""Ends of the names that PyTorch gives to the statistics of batch normalisation."""
 
 
 class GridView(Grid):
@@ -159,24 +132,6 @@ def metrics_of(reply: Message | None) -> Mapping[str, Any]:
     return next(iter(reply.content.metric_records.values()), {})
 
 
-def number(value: Any) -> float:
-    """A reported value as a float; NaN for anything but a number."""
-    try:
-        return float(value) if isinstance(value, (int, float)) else math.nan
-    except OverflowError:  # an int larger than every float
-        return math.nan
-
-
-def is_count(value: Any) -> bool:
-    """Whether a reported value is a usable count: a number from 0 to 2^53."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _LARGEST_COUNT
-
-
-def count(value: Any) -> float:
-    """A reported count as a float; NaN for an unusable one."""
-    return float(value) if is_count(value) else math.nan
-
-
 def decoded(arrays: ArrayRecord) -> dict[str, NDArray[Any]]:
     """The arrays of the server's own model."""
     return {name: array.numpy() for name, array in arrays.items()}
@@ -192,18 +147,13 @@ def arrays_of(reply: Message | None, model: Arrays) -> dict[str, NDArray[Any]] |
     if reply is None or reply.has_error():
         return None
     records = list(reply.content.array_records.items())
-    if len(records) != 1 or not records[0][1] or not set(records[0][1]) <= set(model):
+    if len(records) != 1 or not set(records[0][1]) <= set(model):
         return None
     name, record = records[0]
-    new, tidy = {}, {}
-    for key, before in model.items():
-        array = _decode(record[key]) if key in record else before
-        if array is None or not _fits(array, before):
-            return None
-        integers = array.dtype.kind != "f" and before.dtype.kind == "f"
-        new[key] = array.astype(before.dtype) if integers else array
-        tidy[key] = Array(new[key]) if integers or key not in record else record[key]
-    if list(record) != list(tidy) or any(tidy[key] is not record[key] for key in tidy):
+    found = {key: _decode(array) for key, array in record.items()}
+    new = in_form_of(model, found)
+    if new is not None and (list(record) != list(new) or any(new[key] is not found[key] for key in new)):
+        tidy = {key: record[key] if array is found.get(key) else Array(array) for key, array in new.items()}
         reply.content[name] = ArrayRecord(tidy)
     return new
 
@@ -222,138 +172,6 @@ def _decode(array: Array) -> NDArray[Any] | None:
     except Exception:  # bytes from a client may fail in any way
         return None
     return found if isinstance(found, np.ndarray) else None
-
-
-def _fits(new: NDArray[Any], before: NDArray[Any]) -> bool:
-    """Whether both are real, of one shape, and the new one is finite in the model's precision."""
-    if new.shape != before.shape or new.dtype.kind not in _REAL or before.dtype.kind not in _REAL:
-        return False
-    with np.errstate(over="ignore", invalid="ignore"):
-        return before.dtype.kind != "f" or bool(np.isfinite(new.astype(before.dtype, copy=False)).all())
-
-
-def all_finite(arrays: Arrays) -> bool:
-    """Whether every float in the arrays is finite."""
-    return all(array.dtype.kind not in "fc" or bool(np.isfinite(array).all()) for array in arrays.values())
-
-
-def difference(new: Arrays, model: Arrays) -> dict[str, NDArray[Any]]:
-    """The update new - model."""
-    return {name: _subtract(new[name], before) for name, before in model.items()}
-
-
-def _subtract(new: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
-    """The difference; that of integers as floats, because unsigned integers would wrap around."""
-    floats = new.dtype.kind == before.dtype.kind == "f"
-    with np.errstate(over="ignore"):
-        result: NDArray[Any] = np.subtract(new, before) if floats else np.subtract(new, before, dtype=np.float64)
-    return result
-
-
-def is_buffer(name: str, array: NDArray[Any], users: Callable[[str], bool] | None) -> bool:
-    """Whether the array holds statistics, not parameters: the weights of an average of statistics must sum to 1."""
-    return name.endswith(_BUFFERS) or array.dtype.kind != "f" or (users is not None and bool(users(name)))
-
-
-def scaled(new: Arrays, model: Arrays, factor: float, buffers: Callable[[str], bool] | None) -> ArrayRecord | None:
-    """model + factor x (new - model), with buffers as in `new`; None if it is not finite."""
-    result = {}
-    for name, before in model.items():
-        if is_buffer(name, before, buffers):
-            result[name] = Array(new[name])
-            continue
-        with np.errstate(over="ignore", invalid="ignore"):
-            step = np.asarray(_subtract(new[name], before) * factor).astype(before.dtype, copy=False)
-            step += before
-        if not np.isfinite(step).all():
-            return None
-        result[name] = Array(step)
-    return ArrayRecord(result)
-
-
-def apply_updates(
-    model: Arrays, updates: Sequence[Arrays], weights: NDArray[np.float64], buffers: Callable[[str], bool] | None
-) -> ArrayRecord:
-    """model + sum of weight x update; for buffers the weights are scaled to sum to 1."""
-    total = float(weights.sum())
-    result = {}
-    for name, before in model.items():
-        factor = 1.0 / total if is_buffer(name, before, buffers) and total > 0 else 1.0
-        new = before
-        for update, weight in zip(updates, weights, strict=True):
-            new = new + (float(weight) * factor * update[name]).astype(before.dtype)
-        result[name] = Array(np.asarray(new))
-    return ArrayRecord(result)
-
-
-def squared_norm(update: Arrays) -> float:
-    """The squared Euclidean norm of an update; infinite where it overflows."""
-    with np.errstate(over="ignore"):
-        return sum(float(np.sum(np.square(array, dtype=np.float64))) for array in update.values())
-
-
-def sketches(updates: Iterable[Arrays | None], how: str | SketchFunction, seed: int) -> NDArray[np.float64]:
-    """(k, s) short descriptions of the updates; NaN for a client without one.
-
-    Args:
-        updates: one for every client; with "head", updates of the array that `head` returns.
-        how: "head", "count-sketch" or a function of the user's.
-        seed: of the count sketch.
-    """
-    ours: dict[str, SketchFunction] = {
-        "head": _mean_over_inputs,
-        "count-sketch": partial(_count_sketch, places=cache(partial(_places, seed=seed))),  # drawn once for all
-    }
-    describe = ours[how] if isinstance(how, str) else how
-    rows = [None if update is None else _described(describe, update) for update in updates]
-    width = next((len(row) for row in rows if row is not None), 1)
-    filled = [np.full(width, np.nan) if row is None or len(row) != width else row for row in rows]
-    return np.array(filled).reshape(len(rows), width)
-
-
-def _described(describe: SketchFunction, update: Arrays) -> NDArray[np.float64] | None:
-    try:
-        row = np.asarray(describe(update), dtype=np.float64)
-        if row.ndim == 1:
-            return row
-        LOG.warning("sketch must return a vector. Got an array of shape %s, which counts as no sketch.", row.shape)
-    except Exception:  # its input comes from clients: one of them must not end the federation
-        LOG.exception("The sketch of an update failed, and counts as no sketch.")
-    return None
-
-
-def head(model: Arrays, buffers: Callable[[str], bool] | None) -> Arrays:
-    """The last one-dimensional array of parameters, that is, the last layer's bias; without one the last array."""
-    names = [name for name, array in model.items() if not is_buffer(name, array, buffers)]
-    biases = [name for name in names if model[name].ndim == 1]
-    return {name: model[name] for name in (biases or names or list(model))[-1:]}
-
-
-def _mean_over_inputs(head_update: Arrays) -> NDArray[Any]:
-    """One number for every output. PyTorch puts the outputs of a `weight` first, other libraries put them last."""
-    ((name, update),) = head_update.items()
-    if update.ndim < 2:
-        return update.ravel()
-    outputs_last = np.moveaxis(update, 0, -1) if name.endswith("weight") else update
-    mean: NDArray[Any] = outputs_last.reshape(-1, outputs_last.shape[-1]).mean(axis=0)
-    return mean
-
-
-def _count_sketch(update: Arrays, places: Callable[[int], tuple[NDArray[Any], NDArray[Any]]]) -> NDArray[np.float64]:
-    """The update as at most 512 numbers that keep inner products on average: random signs, summed in random buckets."""
-    flat = np.concatenate([np.ravel(array).astype(np.float64) for array in update.values()])
-    if len(flat) <= _SKETCH_SIZE:
-        return flat
-    signs, buckets = places(len(flat))
-    flat *= signs
-    return np.bincount(buckets, weights=flat, minlength=_SKETCH_SIZE).astype(np.float64, copy=False)
-
-
-def _places(length: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The sign and the bucket of every number of an update."""
-    rng = np.random.Generator(np.random.PCG64(seed))
-    signs = (rng.integers(0, 2, length) * 2 - 1).astype(np.int8)
-    return signs, rng.integers(0, _SKETCH_SIZE, length)
 
 
 def usable_replies(

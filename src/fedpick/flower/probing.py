@@ -1,4 +1,4 @@
-"""Measure what a policy probes: the loss of the current model or of a trial's model, and sketches of updates."""
+"""Answer a policy's probes: the loss of the current model or of a trial's model, and the models of a trial."""
 
 from __future__ import annotations
 
@@ -7,30 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fedpick.core.policy import Signal
-from fedpick.core.types import Probe
+from fedpick.adapter.arrays import Arrays, number
+from fedpick.adapter.settings import REPORTS, Settings
 from fedpick.flower.inner import messages_to
 from fedpick.flower.membership import Membership
-from fedpick.flower.messages import (
-    LOG,
-    Arrays,
-    all_finite,
-    apply_updates,
-    arrays_of,
-    difference,
-    metrics_of,
-    number,
-    queries,
-    reason_of,
-    replies_by_node,
-    sketches,
-)
-from fedpick.flower.settings import REPORTS, Settings
+from fedpick.flower.messages import LOG, arrays_of, metrics_of, queries, reason_of, replies_by_node
 
 __all__ = ["Prober"]
 
@@ -50,24 +36,13 @@ class Prober:
     evaluate_config: ConfigRecord
     grid: Grid
 
-    def measure(self, probe: Probe) -> NDArray[np.float64]:
-        """One value, or one vector, for every probed client; NaN for a client that did not answer in time."""
-        if probe.signal is Signal.UPDATE:
-            return self._updates(probe)
-        arrays = self.arrays
-        if probe.trial is not None:
-            updates = self._trial_updates(probe.trial.clients)
-            completed = np.array([update is not None for update in updates], dtype=bool)
-            weights = self.settings.aggregation_weights(probe.trial, completed, self.membership.roster.clients())
-            usable = [update for update in updates if update is not None]
-            arrays = apply_updates(self.model, usable, weights[completed], self.settings.buffers)
-        return self._losses(probe, arrays)
-
-    def _losses(self, probe: Probe, arrays: ArrayRecord) -> NDArray[np.float64]:
-        nodes = self._nodes(probe.clients)
+    def losses(self, clients: NDArray[np.int64], model: Arrays, batch_size: int | None) -> NDArray[np.float64]:
+        """One loss for every client; NaN for a client that did not answer in time."""
+        nodes = self.membership.roster.nodes(clients)
+        arrays = self.arrays if model is self.model else ArrayRecord({name: Array(model[name]) for name in model})
         if self.settings.probe == "evaluate":
             return self._evaluated(nodes, arrays)
-        messages = queries(nodes, {"kind": "loss", "batch-size": probe.batch_size or 0}, arrays)
+        messages = queries(nodes, {"kind": "loss", "batch-size": batch_size or 0}, arrays)
         # Without a function for queries, each would only fill a client's log with a traceback.
         answers = self.membership.answers_queries
         replies = self._exchange(messages, self.settings.probe_timeout) if answers else {}
@@ -101,21 +76,13 @@ class Prober:
             )
         return values
 
-    def _updates(self, probe: Probe) -> NDArray[np.float64]:
-        return sketches(self._trial_updates(probe.clients), "count-sketch", self.settings.seed)
-
-    def _trial_updates(self, chosen: NDArray[np.int64]) -> list[dict[str, NDArray[Any]] | None]:
-        """Updates that do not enter the model; None for a client that did not answer in time."""
-        nodes = self._nodes(chosen)
+    def train(self, clients: NDArray[np.int64]) -> list[dict[str, NDArray[Any]] | None]:
+        """The models of a trial; None for a client that did not answer in time, or not with a usable model."""
+        nodes = self.membership.roster.nodes(clients)
         config = ConfigRecord(dict(self.config))  # a copy: what the strategy writes must not reach the real round
         messages = messages_to(nodes, "train", self.inner, self.server_round, self.arrays, config, self.grid)
         replies = self._exchange(messages, self.settings.train_timeout)
-        return [self._update_of(replies.get(node)) for node in nodes]
-
-    def _update_of(self, reply: Message | None) -> dict[str, NDArray[Any]] | None:
-        new = arrays_of(reply, self.model)
-        update = None if new is None else difference(new, self.model)
-        return update if update is None or all_finite(update) else None
+        return [arrays_of(replies.get(node), self.model) for node in nodes]
 
     def _exchange(self, messages: list[Message], timeout: float) -> dict[int, Message]:
         if not messages:
@@ -123,9 +90,6 @@ class Prober:
         replies = replies_by_node(messages, self.grid.send_and_receive(messages=messages, timeout=timeout))
         self.membership.mark_busy(messages, replies)
         return replies
-
-    def _nodes(self, clients: NDArray[np.int64]) -> list[int]:
-        return [self.membership.roster.node_of[int(index)] for index in clients]
 
 
 def _loss(reply: Message | None) -> float:

@@ -6,33 +6,43 @@
 2. lets the policy probe clients (`probing`) and choose the cohort,
 3. lets the wrapped strategy write its train messages on a grid that shows only the cohort (`inner`),
 4. puts the policy's weights on the usable replies (`messages`) and lets the wrapped strategy aggregate them,
-5. tells the policy the outcome, saves its state and reports the round (`progress`).
+5. tells the policy the outcome, saves its state and reports the round.
 
-Weights a_i that sum to c instead of 1 are applied exactly: each reply w_i becomes w + c (w_i - w) before the strategy
-takes its normalised mean, which is then w + sum of a_i (w_i - w).
+What does not concern Flower's messages is in `fedpick.adapter`: the policy's session, the weights, saving, reports.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from numpy.typing import NDArray
 
+from fedpick.adapter.arrays import Arrays, SketchFunction, all_finite, count, number
+from fedpick.adapter.driver import Driver
+from fedpick.adapter.members import Roster
+from fedpick.adapter.report import RoundReport, Step
+from fedpick.adapter.settings import (
+    REPORTS,
+    Eligible,
+    KeyFunction,
+    Settings,
+    WeightsFunction,
+    refuse_unusable_policy,
+    writable_directory,
+)
 from fedpick.core import registry, validation
-from fedpick.core.errors import InvalidInput, StateFileError, TrainingFailed
+from fedpick.core.errors import InvalidInput, TrainingFailed
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.sampling import sample_uniform
-from fedpick.core.session import SESSION_FILE, Session
-from fedpick.core.types import Clients, Outcome, Selection
-from fedpick.core.writing import claim
+from fedpick.core.session import Session
+from fedpick.core.types import Selection
 from fedpick.flower.inner import (
     divides_by_norm,
     driven_by,
@@ -43,39 +53,19 @@ from fedpick.flower.inner import (
     taking_all,
     weight_key,
 )
-from fedpick.flower.membership import ROSTER_FILE, Membership, Roster
+from fedpick.flower.membership import Membership
 from fedpick.flower.messages import (
     LOG,
-    Arrays,
     CohortGrid,
-    SketchFunction,
-    all_finite,
-    count,
+    GridView,
     decoded,
-    difference,
-    head,
     make_consistent,
     metrics_of,
-    number,
     reason_of,
     replies_by_node,
-    scaled,
-    sketches,
-    squared_norm,
     usable_replies,
 )
 from fedpick.flower.probing import Prober
-from fedpick.flower.progress import RoundProgress, RoundReport
-from fedpick.flower.settings import (
-    PROVIDES,
-    REPORTS,
-    Eligible,
-    KeyFunction,
-    Settings,
-    WeightsFunction,
-    refuse_unusable_policy,
-    writable_directory,
-)
 
 __all__ = ["PolicyStrategy", "with_policy"]
 
@@ -89,10 +79,14 @@ def with_policy(
     state: str | Path | None = None,
     key: KeyFunction | None = None,
     eligible: Eligible | None = None,
+    cooldown: int = 0,
+    max_share: float = 1.0,
     weights: str | WeightsFunction = "policy",
     min_clients: int = 1,
     wait: float = 60.0,
     ready_timeout: float = 3600.0,
+    overcommit: float = 1.0,
+    quorum: float = 1.0,
     probe: str = "query",
     probe_timeout: float = 60.0,
     train_timeout: float = 3600.0,
@@ -100,6 +94,7 @@ def with_policy(
     sketch: str | SketchFunction = "head",
     buffers: Callable[[str], bool] | None = None,
     progress: Callable[[RoundReport], None] | None = None,
+    record: Any = None,
 ) -> PolicyStrategy:
     """Let a policy choose the cohorts, and their weights, of a Flower strategy.
 
@@ -114,12 +109,17 @@ def with_policy(
             else the reported partition id, else the node id. If the function returns nothing, or the same for several
             nodes at once, the node id is used.
         eligible: (NodeInfo, what the client reported) -> whether the client may take part, asked once for every node;
-            or the identities of the clients that may. None: all may.
+            or the identities of the clients that may, and the tags ("tag:gpu") of which they need one. None: all may.
+        cooldown: rounds that a client rests after a round for which it was selected.
+        max_share: the largest share of all rounds for which a client is selected, rounded up to whole rounds.
         weights: "policy", "ignored" for strategies that cannot use weights (median, Krum, ...), or a function with the
             arguments of `fedpick.aggregation_weights` that returns one weight for every selected client.
         min_clients: start a round once this many clients have described themselves ...
         wait: ... or after this many seconds, with those that have.
         ready_timeout: seconds without any ready client after which the run ends with an error.
+        overcommit: ask this many times the budget, and go on after as many answers as the budget says.
+        quorum: go on after this share of the cohort (with overcommit: of the budget) has answered. Those that are not
+            waited for count as failed, and as busy until they answer.
         probe: who answers when a policy asks clients for the loss of a model: "query", the function that
             `answer_probes` registered; or "evaluate", the ClientApp's evaluate function.
         probe_timeout: seconds that clients have to answer a query.
@@ -133,6 +133,7 @@ def with_policy(
             running_mean, running_var and num_batches_tracked, are always statistics.
         progress: called when a cohort is chosen and when its round ends, with the clients that completed and failed,
             and the duration of each exchange. An exception it raises is logged and does not end the run.
+        record: keeps what happened in every round, such as a Recorder for fedpick's store.
     """
     if isinstance(strategy, PolicyStrategy):
         raise InvalidInput("This strategy already has a policy. Wrap the strategy that was first given to with_policy.")
@@ -140,13 +141,16 @@ def with_policy(
     settings = Settings(
         budget=budget,
         seed=seed,
-        path=None,
         key=key,
         eligible=eligible,
+        cooldown=cooldown,
+        max_share=max_share,
         weights=weights,
         min_clients=min_clients,
         wait=wait,
         ready_timeout=ready_timeout,
+        overcommit=overcommit,
+        quorum=quorum,
         probe=probe,
         probe_timeout=probe_timeout,
         train_timeout=train_timeout,
@@ -154,6 +158,8 @@ def with_policy(
         sketch=sketch,
         buffers=buffers,
         progress=progress,
+        record=record,
+        log=LOG,
     )
     refuse_unsuitable(strategy, type(policy).__name__, use_weights=settings.use_weights)
     if state is not None:  # last: a call that is refused creates no directory
@@ -167,42 +173,29 @@ class PolicyStrategy(Strategy):
     def __init__(self, inner: Strategy, policy: Policy[Any], settings: Settings) -> None:
         self.inner = inner
         self.policy = policy
-        self.history: list[Selection] = []
-        """The selections of this process's rounds, without arrays in their diagnostics."""
-        self.session: Session | None = None
-        self.roster = Roster()
         self._settings = settings
-        self._selection: Selection | None = None  # of the round that is asked and not told yet
-        self._messages: list[Message] = []
+        self._driver = Driver(policy, settings)
+        self._membership = Membership(self._driver.roster, settings, labels_for=self._driver.labels_for)
+        self._messages: list[Message] = []  # to the cohort
         self._evaluations: list[Message] = []
         self._model: Arrays = {}  # that was sent
         self._evaluate_config = ConfigRecord()
         self._trained = False  # whether a step was made since `start`
-        self._warned: set[str] = set()
-        self._progress = RoundProgress(settings.progress)
-        if settings.path is not None:
-            self._resume(settings.path)
-        labels_for = type(policy).__name__ if Signal.LABEL_HISTOGRAM in policy.needs else None
-        self._membership = Membership(self.roster, settings, labels_for=labels_for)
 
-    def _resume(self, path: Path) -> None:
-        """Load the saved session and roster. A roster without a session is loaded only to refuse a foreign file."""
-        saved = (path / SESSION_FILE).exists()
-        session = Session.load(path, policy=self.policy, provides=PROVIDES) if saved else None
-        roster = Roster.load(path) if saved or (path / ROSTER_FILE).exists() else None
-        if session is None or roster is None:
-            return
-        if session.seed != self._settings.seed:
-            raise InvalidInput(
-                f"The state in {path} was saved with seed={session.seed}. Got seed={self._settings.seed}: "
-                "pass the same seed to resume, or another directory to start anew."
-            )
-        if len(roster.keys) < len(session.clients):
-            raise StateFileError(
-                f"The files in {path} do not belong together: {ROSTER_FILE} has {len(roster.keys)} clients, the "
-                f"session {len(session.clients)}. Restore the right ones, or choose another directory to start anew."
-            )
-        self.session, self.roster = session, roster
+    @property
+    def session(self) -> Session | None:
+        """The policy's session; None before the first round."""
+        return self._driver.session
+
+    @property
+    def roster(self) -> Roster:
+        """The clients, and what is known of them."""
+        return self._driver.roster
+
+    @property
+    def history(self) -> list[Selection]:
+        """The selections of this process's rounds, without arrays in their diagnostics."""
+        return self._driver.history
 
     def start(
         self,
@@ -223,33 +216,49 @@ class PolicyStrategy(Strategy):
             self._settings.train_timeout = validation.number("start", "timeout", "[0, inf]", value=timeout)
         others |= {"train_config": train_config, "evaluate_config": evaluate_config, "evaluate_fn": evaluate_fn}
         given = {name: value for name, value in others.items() if value is not None}
+        if evaluate_fn is not None:
+            given["evaluate_fn"] = self._recorded(evaluate_fn)
         self._evaluate_config = evaluate_config or ConfigRecord()
         self._trained, timeout = False, self._settings.train_timeout
         overridden = type(self.inner).start is not Strategy.start
         run = driven_by(self, self.inner).start if overridden else super().start
-        result = run(grid, initial_arrays, num_rounds=num_rounds, timeout=timeout, **given)
-        if num_rounds > 0 and not self._trained:
-            raise TrainingFailed(
-                f"None of {num_rounds} rounds changed the model: no client completed one with a usable reply.\n\n"
-                "hint: the warnings above say why each reply failed; the logs of the SuperNodes hold client errors"
-            )
+        try:
+            result = run(_CohortExchange(grid, self), initial_arrays, num_rounds=num_rounds, timeout=timeout, **given)
+            if num_rounds > 0 and not self._trained:
+                raise TrainingFailed(
+                    f"None of {num_rounds} rounds changed the model: no client completed one with a usable reply.\n\n"
+                    "hint: the warnings above say why each reply failed; the logs of the SuperNodes hold client errors"
+                )
+        except BaseException as error:
+            self._driver.end(error)
+            raise
+        self._driver.end()
         return result
+
+    def _recorded(
+        self, evaluate: Callable[[int, ArrayRecord], MetricRecord | None]
+    ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+        """The user's evaluation on the server, of which the record of the round keeps loss and accuracy."""
+
+        def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            metrics = evaluate(server_round, arrays)
+            found: Mapping[str, Any] = metrics or {}
+            if server_round > 0:
+                self._driver.evaluated(loss=number(found.get("loss")), accuracy=number(found.get("accuracy")))
+            return metrics
+
+        return evaluate_fn
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Choose the cohort and let the wrapped strategy write its messages."""
-        if self._selection is not None:  # the last round was aborted: its updates never entered the model
-            self._tell(self._selection, np.zeros(len(self._selection.clients), dtype=bool))
+        driver = self._driver
+        driver.begin()
         self._messages = []
-        grid = self._progress.start(grid)
-        available = self._membership.refresh(grid)
+        grid = _TimedGrid(grid, driver.progress.steps)
+        ready = self._membership.refresh(grid)
         self._model = decoded(arrays)
-        clients = self.roster.clients()
-        if self.session is None:
-            self.session = Session(self.policy, clients, self._settings.seed, provides=PROVIDES)
-        elif not _same_table(self.session.clients, clients):
-            self.session.grow(clients)
         prober = Prober(
             inner=self.inner,
             membership=self._membership,
@@ -261,21 +270,9 @@ class PolicyStrategy(Strategy):
             evaluate_config=self._evaluate_config,
             grid=grid,
         )
-        budget = self._settings.cohort_limit(int(np.count_nonzero(available)))
-        selection = self.session.ask(available=available, budget=budget, measure=prober.measure)
-        self._selection = selection
-        nodes = [self.roster.node_of[int(index)] for index in selection.clients]
+        selection = driver.choose(ready, self._model, prober)
+        nodes = self.roster.nodes(selection.clients)
         self._messages = messages_to(nodes, "train", self.inner, server_round, arrays, config, grid)
-        small = {name: value for name, value in selection.diagnostics.items() if not isinstance(value, np.ndarray)}
-        self.history.append(replace(selection, diagnostics=small))
-        keys = self.roster.keys
-        if not self._messages:
-            LOG.warning("The policy chose none of %d ready clients.", np.count_nonzero(available))
-        self._progress.chosen(
-            self.session.round + 1,
-            (keys[index] for index in np.flatnonzero(available)),
-            (keys[index] for index in selection.clients),
-        )
         return self._messages
 
     def aggregate_train(
@@ -286,16 +283,20 @@ class PolicyStrategy(Strategy):
         In this order, so that a saved state never holds a step that was not made: if aggregation raises, the saved
         state and the user's model are both those before the round, and the round is asked again after a restart.
         """
-        if self._selection is None:
+        driver, selection = self._driver, self._driver.selection
+        if selection is None:
             return None, None
-        replies, selection = list(replies), self._selection
-        self._progress.answered(len(self._messages), len(replies), self._settings.train_timeout)
+        replies = list(replies)
+        driver.progress.answered(len(self._messages), len(replies), self._settings.train_timeout)
         by_node = replies_by_node(self._messages, replies)
         self._membership.mark_busy(self._messages, by_node)
-        answers = [by_node.get(self.roster.node_of[int(index)]) for index in selection.clients]
+        nodes = self.roster.nodes(selection.clients)
         errors = self._errors(by_node)
+        in_time = [node for node in by_node if not by_node[node].has_error()][: driver.most]
+        late = np.array([node not in in_time and not _failed(by_node.get(node)) for node in nodes], dtype=bool)
+        answers = [None if missed else by_node.get(node) for node, missed in zip(nodes, late, strict=True)]
         self._note_sizes(selection, answers)
-        reports = self._reported(answers)  # before metrics that few replies have are dropped
+        metrics = [dict(metrics_of(reply)) for reply in answers]  # before those that few replies have are dropped
         use_weights = self._settings.use_weights
         trained, wrong = usable_replies(
             answers,
@@ -304,40 +305,41 @@ class PolicyStrategy(Strategy):
             numbers=needed_numbers(self.inner, use_weights=use_weights),
             refuse_zero=divides_by_norm(self.inner),
         )
-        if Signal.UPDATE_NORM in self.policy.needs:
-            squares = [np.nan if new is None else squared_norm(difference(new, self._model)) for new in trained]
-            reports["update_norm"] = np.sqrt(np.array(squares, dtype=np.float64))
-        if Signal.SKETCH in self.policy.needs:
-            reports["sketch"] = self._sketches(trained)
-        weights = self._put_weights(selection, answers, trained, wrong)
-        for place, reason in wrong.items():
-            LOG.warning(
-                "The reply of %s counts as failed: %s.", self.roster.keys[int(selection.clients[place])], reason
-            )
+        reports: dict[str, Any] = driver.reports(metrics, self._model, trained)
+        weights, stretched = driver.weigh(selection, self._model, trained, wrong)
+        driver.warn_of(selection, wrong)
         completed = np.array([new is not None for new in trained], dtype=bool)
+        told = {"weights": weights, "late": late, "answered": len(replies) - len(errors), **reports}
         if not completed.any() or (use_weights and not weights.sum() > 0):
             # No step. The strategy is not called: some of Flower's divide by the number of replies.
             if errors and not completed.any():
                 LOG.warning("No client completed the round; the first error: %s.", reason_of(errors[0]))
-            self._tell(selection, completed, **reports)
+            driver.tell(selection, completed, **told)
             return None, None
-        good = [reply for reply, done in zip(answers, completed, strict=True) if reply is not None and done]
-        new, metrics = self.inner.aggregate_train(server_round, [*good, *errors])
+        good = []
+        for place, reply in enumerate(answers):
+            if reply is not None and completed[place]:
+                self._put_weight(reply, float(weights[place]), stretched.get(place))
+                good.append(reply)
+        new, aggregated = self.inner.aggregate_train(server_round, [*good, *errors])
         if new is not None and not all_finite(decoded(new)):
             LOG.warning("The aggregated model of round %d is not finite: the round makes no step.", server_round)
             new = None
         if new is None:  # no update entered the model
             completed = np.zeros(len(completed), dtype=bool)
         self._trained = self._trained or new is not None
-        self._tell(selection, completed, **reports)
-        return new, metrics
+        driver.tell(selection, completed, **told)
+        return new, aggregated
 
-    def _sketches(self, trained: Sequence[Arrays | None]) -> NDArray[np.float64]:
-        how, model = self._settings.sketch, self._model
-        if how == "head":
-            model = head(model, self._settings.buffers)
-        updates = (None if new is None else difference(new, model) for new in trained)
-        return sketches(updates, how, self._settings.seed)
+    def _put_weight(self, reply: Message, weight: float, stretched: Arrays | None) -> None:
+        """Write the policy's weight, and the scaled model if there is one, into a reply."""
+        key = weight_key(self.inner)
+        if key is None or not self._settings.use_weights:
+            return
+        next(iter(reply.content.metric_records.values()))[key] = weight
+        if stretched is not None:
+            arrays = ArrayRecord({name: Array(array) for name, array in stretched.items()})
+            reply.content[next(iter(reply.content.array_records))] = arrays
 
     def _errors(self, by_node: Mapping[int, Message]) -> list[Message]:
         """The error replies, in the name of the node that failed: the SuperLink writes its own id, 1."""
@@ -414,32 +416,6 @@ class PolicyStrategy(Strategy):
             return getattr(self._settings.weights, "__name__", "a function")
         return "the policy" if self._settings.use_weights else type(self.inner).__name__
 
-    def _tell(self, selection: Selection, completed: NDArray[np.bool_], **reports: NDArray[np.float64]) -> None:
-        """Commit the round, save it and report it."""
-        assert self.session is not None
-        outcome = Outcome(index=self.session.round, clients=selection.clients, completed=completed, **reports)
-        self.session.tell(outcome)
-        self._selection = None
-        self._warn_of_missing_reports(outcome)
-        if self._settings.path is not None:
-            claim(self._settings.path, self)  # before the roster is written: another process may save here
-            self.roster.save(self._settings.path)
-            self.session.save(self._settings.path)
-        self._progress.finish(completed.tolist())
-
-    def _warn_of_missing_reports(self, outcome: Outcome) -> None:
-        """Warn once if a policy gets no report from which it learns: it still chooses, but not as its name promises."""
-        for signal in (Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.LOSS_RMS):
-            name = signal.value.removeprefix("outcome.")
-            reported = getattr(outcome, name)[outcome.completed]
-            if signal in self.policy.needs and len(reported) and np.isnan(reported).all() and name not in self._warned:
-                self._warned.add(name)
-                LOG.warning(
-                    "%s learns from %r, but no train reply has a usable %r among its metrics. Have the clients report "
-                    'it, or name the right key: with_policy(..., reports={"%s": ...}).',
-                    *(type(self.policy).__name__, name, self._settings.reports.get(name), name),
-                )
-
     def _note_sizes(self, selection: Selection, answers: Sequence[Message | None]) -> None:
         """Take the clients' sizes from the train replies."""
         key = weight_key(self.inner) or ""
@@ -448,56 +424,63 @@ class PolicyStrategy(Strategy):
             if not np.isnan(size):
                 self.roster.num_examples[int(index)] = size
 
-    def _reported(self, answers: Sequence[Message | None]) -> dict[str, NDArray[np.float64]]:
-        return {
-            name: np.array([number(metrics_of(reply).get(key)) for reply in answers], dtype=np.float64)
-            for name, key in self._settings.reports.items()
-            if name != "eval_loss"
-        }
 
-    def _put_weights(
-        self,
-        selection: Selection,
-        answers: Sequence[Message | None],
-        trained: list[dict[str, NDArray[Any]] | None],
-        wrong: dict[int, str],
-    ) -> NDArray[np.float64]:
-        """Write the policy's weights into the replies, and scale the updates if the weights do not sum to 1.
-
-        An update that overflows when it is scaled counts as failed, which may change the weights of the others.
-        """
-        clients = self.roster.clients()
-        while True:
-            completed = np.array([new is not None for new in trained], dtype=bool)
-            weights = self._settings.aggregation_weights(selection, completed, clients)
-            total = float(weights.sum())
-            if not self._settings.use_weights or not total > 0 or abs(total - 1.0) <= 1e-12:
-                scaled_arrays = {}
-                break
-            scaled_arrays = {
-                place: scaled(new, self._model, total, self._settings.buffers)
-                for place, new in enumerate(trained)
-                if new is not None
-            }
-            overflowing = [place for place, arrays in scaled_arrays.items() if arrays is None]
-            if not overflowing:
-                break
-            for place in overflowing:
-                trained[place] = None
-                wrong[place] = "its update, times the sum of the policy's weights, is not finite"
-        key = weight_key(self.inner)
-        for place, reply in enumerate(answers):
-            if reply is None or trained[place] is None or key is None or not self._settings.use_weights:
-                continue
-            next(iter(reply.content.metric_records.values()))[key] = float(weights[place])
-            if (arrays := scaled_arrays.get(place)) is not None:
-                reply.content[next(iter(reply.content.array_records))] = arrays
-        return weights
+def _failed(reply: Message | None) -> bool:
+    return reply is not None and reply.has_error()
 
 
-def _same_table(old: Clients, new: Clients) -> bool:
-    if len(old) != len(new) or not np.array_equal(old.num_examples, new.num_examples):
-        return False
-    if old.label_histogram is None or new.label_histogram is None:
-        return old.label_histogram is new.label_histogram
-    return np.array_equal(old.label_histogram, new.label_histogram)
+class _TimedGrid(GridView):
+    """The whole grid; measures how long each exchange took."""
+
+    def __init__(self, grid: Grid, steps: list[Step]) -> None:
+        super().__init__(grid)
+        self._steps = steps
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Passed through and timed."""
+        sent, started = list(messages), time.monotonic()
+        replies = list(self._grid.send_and_receive(sent, timeout=timeout))
+        self._steps.append(
+            Step(
+                kind=sent[0].metadata.message_type if sent else "",
+                asked=len(sent),
+                answered=len(replies),
+                seconds=time.monotonic() - started,
+                deadline=float("inf") if timeout is None else timeout,
+            )
+        )
+        return replies
+
+
+class _CohortExchange(GridView):
+    """The whole grid; an exchange with a cohort ends when enough of it has answered."""
+
+    def __init__(self, grid: Grid, strategy: PolicyStrategy) -> None:
+        super().__init__(grid)
+        self._strategy = strategy
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Passed through, unless the messages are those of a cohort of which a part is enough."""
+        sent, enough = list(messages), self._strategy._driver.enough
+        if sent != self._strategy._messages or enough >= len(sent):
+            return self._grid.send_and_receive(sent, timeout=timeout)
+        return _first(self._grid, sent, enough, float("inf") if timeout is None else timeout)
+
+
+def _first(grid: Grid, messages: list[Message], enough: int, timeout: float) -> list[Message]:
+    """The replies until `enough` with content have come; those that arrive together are in the order of the cohort."""
+    deadline = time.monotonic() + timeout
+    order = {identity: place for place, identity in enumerate(grid.push_messages(messages))}
+    waiting, replies = set(order), list[Message]()
+    while True:
+        found = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(waiting)}
+        waiting -= set(found)
+        replies += [found[identity] for identity in sorted(found, key=order.__getitem__)]
+        good = sum(not reply.has_error() for reply in replies)
+        if good >= enough or not waiting or time.monotonic() >= deadline:
+            return replies
+        time.sleep(_POLL)
+
+
+_POLL = 0.5
+"""Seconds between two looks for replies."""

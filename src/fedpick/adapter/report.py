@@ -1,15 +1,11 @@
-"""Reports of what happened in a round, for the function in `with_policy(..., progress=function)`."""
+"""Reports of what happened in a round, for the log and for the function in `with_policy(..., progress=function)`."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-
-from flwr.app import Message
-from flwr.serverapp import Grid
-
-from fedpick.flower.messages import LOG, GridView
 
 __all__ = ["RoundProgress", "RoundReport", "Step"]
 
@@ -19,10 +15,10 @@ class Step:
     """One exchange with clients. It ends with the last reply, at the latest at the deadline."""
 
     kind: str
-    """The message type: "train", "query.fedpick" or "evaluate". A "train" before the last one is a trial."""
+    """What was sent: "train", "evaluate", or a query. A "train" before the last one is a trial."""
     asked: int
     answered: int
-    """The number of replies, including errors that the SuperLink wrote for a dead node."""
+    """The number of replies, including errors that the server wrote for a dead node."""
     seconds: float
     deadline: float
 
@@ -38,6 +34,8 @@ class RoundReport:
     over: bool = False
     completed: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    """Those of the failed that were not waited for: the round had enough answers, or its deadline had passed."""
     steps: list[Step] = field(default_factory=list)
     seconds: float = 0.0
     """From the start of the round until now."""
@@ -46,25 +44,30 @@ class RoundReport:
 class RoundProgress:
     """Times the steps of a round and calls the user's function."""
 
-    def __init__(self, function: Callable[[RoundReport], None] | None) -> None:
+    def __init__(self, function: Callable[[RoundReport], None] | None, log: logging.Logger) -> None:
         self._function = function
-        self._steps: list[Step] = []
+        self._log = log
+        self.steps: list[Step] = []
         self._started = self._sent = time.monotonic()
         self._report: RoundReport | None = None
 
-    def start(self, grid: Grid) -> Grid:
-        """Start a round; returns the grid whose exchanges are timed."""
-        self._started, self._steps, self._report = time.monotonic(), [], None
-        return _TimedGrid(grid, self._steps)
+    def start(self) -> None:
+        """Start a round."""
+        self._started, self.steps, self._report = time.monotonic(), [], None
 
-    def chosen(self, round: int, available: Iterable[str], cohort: Iterable[str]) -> None:
+    @property
+    def wants_names(self) -> bool:
+        """Whether anybody reads the names of the available clients."""
+        return self._function is not None
+
+    def chosen(self, round: int, available: Sequence[str], cohort: Sequence[str]) -> None:
         """Report the cohort, before its messages are sent."""
         self._sent = time.monotonic()
         self._report = RoundReport(
             round=round,
-            available=list(available) if self._function is not None else [],
+            available=list(available),
             cohort=list(cohort),
-            steps=list(self._steps),
+            steps=list(self.steps),
             seconds=self._sent - self._started,
         )
         self._send()
@@ -72,25 +75,28 @@ class RoundProgress:
     def answered(self, asked: int, answered: int, deadline: float) -> None:
         """Note that the replies to the train messages have come, or that the deadline has passed."""
         seconds = time.monotonic() - self._sent
-        self._steps.append(Step(kind="train", asked=asked, answered=answered, seconds=seconds, deadline=deadline))
+        self.steps.append(Step(kind="train", asked=asked, answered=answered, seconds=seconds, deadline=deadline))
 
-    def finish(self, completed: Sequence[bool]) -> None:
+    def finish(self, completed: Sequence[bool], late: Sequence[bool]) -> None:
         """Report the committed round."""
         if self._report is None:
             return
         pairs = list(zip(self._report.cohort, completed, strict=True))
+        names = [key for key, missed in zip(self._report.cohort, late, strict=True) if missed]
         self._report = replace(
             self._report,
             over=True,
             completed=[key for key, done in pairs if done],
             failed=[key for key, done in pairs if not done],
-            steps=list(self._steps),
+            late=names,
+            steps=list(self.steps),
             seconds=time.monotonic() - self._started,
         )
-        LOG.info(
-            "Round %d: %d of %d completed in %.1f s; failed: %s",
+        self._log.info(
+            "Round %d: %d of %d completed in %.1f s; failed: %s%s",
             *(self._report.round, len(self._report.completed), len(pairs), self._report.seconds),
-            ", ".join(self._report.failed) or "none",
+            ", ".join(key for key in self._report.failed if key not in names) or "none",
+            f"; not waited for: {', '.join(names)}" if names else "",
         )
         self._send()
 
@@ -100,27 +106,4 @@ class RoundProgress:
         try:
             self._function(self._report)
         except Exception:  # an observer must not end the run
-            LOG.exception("The progress function failed in round %d; the run goes on.", self._report.round)
-
-
-class _TimedGrid(GridView):
-    """The whole grid; measures how long each exchange took."""
-
-    def __init__(self, grid: Grid, steps: list[Step]) -> None:
-        super().__init__(grid)
-        self._steps = steps
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Passed through and timed."""
-        sent, started = list(messages), time.monotonic()
-        replies = list(self._grid.send_and_receive(sent, timeout=timeout))
-        self._steps.append(
-            Step(
-                kind=sent[0].metadata.message_type if sent else "",
-                asked=len(sent),
-                answered=len(replies),
-                seconds=time.monotonic() - started,
-                deadline=float("inf") if timeout is None else timeout,
-            )
-        )
-        return replies
+            self._log.exception("The progress function failed in round %d; the run goes on.", self._report.round)

@@ -1,12 +1,14 @@
-"""The settings of `with_policy`, validated before any client trains."""
+"""The settings that all adapters share, validated before any client trains."""
 
 from __future__ import annotations
 
 import inspect
+import logging
+import math
 import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedpick.adapter.arrays import SketchFunction
+from fedpick.adapter.report import RoundReport
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.types import Clients, Selection, aggregation_weights, as_floats
 from fedpick.core.validation import is_whole, number, whole
-from fedpick.flower.messages import SketchFunction
-from fedpick.flower.progress import RoundReport
 
 __all__ = [
     "PROVIDES",
@@ -33,18 +35,16 @@ __all__ = [
 ]
 
 KeyFunction = Callable[[Any, Mapping[str, Any]], "str | int"]
-"""(NodeInfo, what the client reported) -> a key that stays the same when the node id does not.
-
-Before Flower 1.40 the NodeInfo holds the node id alone.
-"""
+"""(what the framework knows of the node, what the client reported) -> a key that survives a restart."""
 
 Eligible = Callable[[Any, Mapping[str, Any]], bool] | Collection[str]
-"""(NodeInfo, what the client reported) -> whether it may take part; or the identities of those that may."""
+"""(what the framework knows of the node, what the client reported) -> whether it may take part; or the identities and
+tags of those that may."""
 
 WeightsFunction = Callable[[Selection, NDArray[np.bool_], Clients], ArrayLike]
 """(Selection, (k,) mask of the clients that completed, all clients) -> (k,) weights of their updates."""
 
-_IDENTITIES = ("key:", "name:", "partition:", "node:")
+_IDENTITIES = ("key:", "name:", "partition:", "node:", "tag:")
 
 PROVIDES = frozenset(
     {
@@ -59,7 +59,7 @@ PROVIDES = frozenset(
         Signal.SKETCH,
     }
 )
-"""What Flower clients can report. OUTPUTS is missing: a client cannot train and keep the model without sending it."""
+"""What clients can report. OUTPUTS is missing: a client cannot train and keep the model without sending it."""
 
 REPORTS: Mapping[str, str] = {
     "loss": "loss",
@@ -73,24 +73,31 @@ REPORTS: Mapping[str, str] = {
 
 @dataclass(kw_only=True)
 class Settings:
-    """The arguments of `with_policy`, which documents them."""
+    """The arguments of `with_policy`, which documents them; `caller` and `log` are the adapter's own."""
 
-    budget: float | None
-    seed: int
-    path: Path | None
-    key: KeyFunction | None
-    eligible: Eligible | None
-    weights: str | WeightsFunction
-    min_clients: int
-    wait: float
-    ready_timeout: float
-    probe: str
-    probe_timeout: float
-    train_timeout: float
-    reports: Mapping[str, str]
-    sketch: str | SketchFunction
-    buffers: Callable[[str], bool] | None
-    progress: Callable[[RoundReport], None] | None
+    budget: float | None = None
+    seed: int = 0
+    path: Path | None = None
+    key: KeyFunction | None = None
+    eligible: Eligible | None = None
+    cooldown: int = 0
+    max_share: float = 1.0
+    weights: str | WeightsFunction = "policy"
+    min_clients: int = 1
+    wait: float = 60.0
+    ready_timeout: float = 3600.0
+    overcommit: float = 1.0
+    quorum: float = 1.0
+    probe: str = "query"
+    probe_timeout: float = 60.0
+    train_timeout: float = 3600.0
+    reports: Mapping[str, str] = field(default_factory=lambda: REPORTS)
+    sketch: str | SketchFunction = "head"
+    buffers: Callable[[str], bool] | None = None
+    progress: Callable[[RoundReport], None] | None = None
+    record: Any = None
+    caller: str = "with_policy"
+    log: logging.Logger = field(default_factory=lambda: logging.getLogger("fedpick"))
 
     def __post_init__(self) -> None:
         if isinstance(self.budget, Real) and 0 < self.budget < 1:
@@ -102,10 +109,14 @@ class Settings:
             )
         if self.probe not in ("query", "evaluate"):
             raise InvalidInput(f"probe must be 'query' or 'evaluate'. Got {self.probe!r}.")
-        self.seed = whole("with_policy", "seed", 0, value=self.seed)
-        self.min_clients = whole("with_policy", "min_clients", 0, value=self.min_clients)
-        for name in ("wait", "ready_timeout", "probe_timeout", "train_timeout"):
-            setattr(self, name, number("with_policy", name, "[0, inf]", value=getattr(self, name)))
+        for name in ("seed", "min_clients", "cooldown"):
+            setattr(self, name, whole(self.caller, name, 0, value=getattr(self, name)))
+        for name, interval in _INTERVALS.items():
+            setattr(self, name, number(self.caller, name, interval, value=getattr(self, name)))
+        if self.overcommit > 1 and self.budget is None:
+            raise InvalidInput(
+                f"overcommit={self.overcommit:g} asks more clients than the budget, but budget is None. Set a budget."
+            )
         for name, arguments in (("key", "node_info, reported"), ("buffers", "name"), ("progress", "report")):
             if (value := getattr(self, name)) is not None and not callable(value):
                 raise InvalidInput(f"{name} must be a function, {name}({arguments}), or None. Got {value!r}.")
@@ -147,15 +158,28 @@ class Settings:
             return None if self.budget is None else int(self.budget)
         return max(1, round(self.budget * ready))
 
+    def asked(self, limit: int | None) -> int | None:
+        """How many clients are asked, so that the first `limit` answers make the round."""
+        return None if limit is None else math.ceil(limit * self.overcommit - 1e-9)
+
+
+_INTERVALS = {
+    **dict.fromkeys(("wait", "ready_timeout", "probe_timeout", "train_timeout"), "[0, inf]"),
+    "max_share": "(0, 1]",
+    "quorum": "(0, 1]",
+    "overcommit": "[1, inf)",
+}
+
 
 def _checked_identities(eligible: Any) -> frozenset[str]:
-    expected = "eligible must be a function, eligible(node_info, reported), a list of identities, or None"
+    expected = "eligible must be a function, eligible(node_info, reported), a list of identities and tags, or None"
     if isinstance(eligible, str) or not isinstance(eligible, Collection) or not eligible:
         raise InvalidInput(f"{expected}. Got {eligible!r}.")
     for identity in eligible:
         if not isinstance(identity, str) or not identity.startswith(_IDENTITIES):
             raise InvalidInput(
-                f"{expected}. Identities are as in the log, such as 'name:clinic-a' or 'partition:7'. Got {identity!r}."
+                f"{expected}. They are as in the log, such as 'name:clinic-a', 'partition:7' or 'tag:gpu'. "
+                f"Got {identity!r}."
             )
     return frozenset(eligible)
 
@@ -170,8 +194,8 @@ def _checked_reports(reports: Any) -> dict[str, str]:
     return dict(reports)
 
 
-def refuse_unusable_policy(policy: Any) -> None:
-    """Refuse anything but a policy, and a policy that needs what Flower clients cannot report."""
+def refuse_unusable_policy(policy: Any, framework: str = "Flower") -> None:
+    """Refuse anything but a policy, and a policy that needs what clients cannot report."""
     if not isinstance(policy, Policy):
         hint = f"fedpick.policies.get({policy if isinstance(policy, str) else 'uniform'!r})"
         if inspect.isclass(policy) and issubclass(policy, Policy):
@@ -180,7 +204,7 @@ def refuse_unusable_policy(policy: Any) -> None:
     # Label histograms come with the clients' descriptions, in the first round.
     if missing := sorted(policy.needs - PROVIDES - {Signal.LABEL_HISTOGRAM}):
         raise MissingSignal(
-            f"{type(policy).__name__} needs {', '.join(repr(signal.value) for signal in missing)}, which Flower's "
+            f"{type(policy).__name__} needs {', '.join(repr(signal.value) for signal in missing)}, which {framework}'s "
             f"clients cannot report (they can report: {', '.join(sorted({*PROVIDES, Signal.LABEL_HISTOGRAM}))}).\n\n"
             "hint: choose a policy or options that do not need it"
         )

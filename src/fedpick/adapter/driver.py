@@ -1,0 +1,344 @@
+"""The policy's side of a federation's rounds: ask, weigh, tell, save, record and report.
+
+An adapter sends the messages of its framework and hands what came back to the `Driver`:
+
+1. `Members.wait_until_ready` says which clients are ready (`members`);
+2. `choose` asks the policy for the cohort; its probes are answered through the adapter's `Questions`;
+3. the adapter trains the cohort, and puts each reply into the model's form (`arrays.in_form_of`);
+4. `weigh` computes the weights of the usable replies; the framework's strategy, or `aggregate`, applies them;
+5. `tell` commits the round.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpick.adapter.arrays import (
+    Arrays,
+    all_finite,
+    apply_updates,
+    difference,
+    head,
+    number,
+    scaled,
+    sketches,
+    squared_norm,
+)
+from fedpick.adapter.members import ROSTER_FILE, Roster
+from fedpick.adapter.report import RoundProgress
+from fedpick.adapter.settings import PROVIDES, Settings
+from fedpick.core.errors import InvalidInput, StateFileError
+from fedpick.core.policy import Policy, Signal
+from fedpick.core.record import Counters, RoundRecord, Timings
+from fedpick.core.session import SESSION_FILE, Session
+from fedpick.core.types import Clients, Outcome, Probe, Selection
+from fedpick.core.writing import claim
+
+__all__ = ["Driver", "Questions"]
+
+
+class Questions(Protocol):
+    """What an adapter asks clients before the policy chooses, with the current model of the round."""
+
+    def losses(self, clients: NDArray[np.int64], model: Arrays, batch_size: int | None) -> NDArray[np.float64]:
+        """(d,) the losses of a model on the clients' data; NaN for a client that did not answer in time."""
+        ...
+
+    def train(self, clients: NDArray[np.int64]) -> Sequence[Arrays | None]:
+        """The models that these clients train from the current one, in its form; None for a missing or unusable one."""
+        ...
+
+
+class Driver:
+    """One policy that chooses the cohorts of one federation.
+
+    Args:
+        policy: the policy.
+        settings: of the adapter. With a `path`, the saved session and roster are resumed.
+    """
+
+    def __init__(self, policy: Policy[Any], settings: Settings) -> None:
+        self.policy = policy
+        self.settings = settings
+        self.roster = Roster()
+        self.session: Session | None = None
+        self.history: list[Selection] = []
+        """The selections of this process's rounds, without arrays in their diagnostics."""
+        self.selection: Selection | None = None
+        """Of the round that is asked and not told yet."""
+        self.progress = RoundProgress(settings.progress, settings.log)
+        self.labels_for = type(policy).__name__ if Signal.LABEL_HISTOGRAM in policy.needs else None
+        self.enough = self.most = 0
+        """How many answers end the running round, and how many of them count."""
+        self._counters = Counters()
+        self._available = np.zeros(0, dtype=bool)
+        self._seconds = {"select": 0.0, "measure": 0.0}
+        self._asked_at = 0.0
+        self._model_bytes = 0
+        self._warned: set[str] = set()
+        self._due: RoundRecord | None = None  # not recorded yet: its evaluation is still to come
+        self._recording = False
+        if settings.path is not None:
+            self._resume(settings.path)
+
+    def _resume(self, path: Path) -> None:
+        """Load the saved session and roster. A roster without a session is loaded only to refuse a foreign file."""
+        saved = (path / SESSION_FILE).exists()
+        session = Session.load(path, policy=self.policy, provides=PROVIDES) if saved else None
+        roster = Roster.load(path) if saved or (path / ROSTER_FILE).exists() else None
+        if session is None or roster is None:
+            return
+        if session.seed != self.settings.seed:
+            raise InvalidInput(
+                f"The state in {path} was saved with seed={session.seed}. Got seed={self.settings.seed}: "
+                "pass the same seed to resume, or another directory to start anew."
+            )
+        if len(roster.keys) < len(session.clients):
+            raise StateFileError(
+                f"The files in {path} do not belong together: {ROSTER_FILE} has {len(roster.keys)} clients, the "
+                f"session {len(session.clients)}. Restore the right ones, or choose another directory to start anew."
+            )
+        self.session, self.roster = session, roster
+
+    @property
+    def round(self) -> int:
+        """The round that is asked next, from 0."""
+        return 0 if self.session is None else self.session.round
+
+    def begin(self) -> None:
+        """Start a round. One that was asked and never told was aborted: its updates did not enter the model."""
+        if self.selection is not None:
+            self.tell(self.selection, np.zeros(len(self.selection.clients), dtype=bool))
+        self.flush()
+        self.progress.start()
+
+    def choose(self, ready: NDArray[np.bool_], model: Arrays, questions: Questions) -> Selection:
+        """Let the policy choose among the ready clients."""
+        settings, clients = self.settings, self.roster.clients()
+        if self.session is None:
+            self.session = Session(self.policy, clients, settings.seed, provides=PROVIDES)
+        elif not _same_table(self.session.clients, clients):
+            self.session.grow(clients)
+        if settings.record is not None and not self._recording:
+            settings.record.on_start(self.session)
+            self._recording = True
+        available = ready & self.roster.within_limits(self.round, settings.cooldown, settings.max_share)
+        if ready.any() and not available.any():
+            settings.log.warning(
+                "cooldown and max_share exclude all %d ready clients: nobody trains in round %d.",
+                *(np.count_nonzero(ready), self.round + 1),
+            )
+        self._model_bytes = sum(array.nbytes for array in model.values())
+        self._seconds, started = {"measure": 0.0}, time.monotonic()
+        limit = settings.cohort_limit(int(np.count_nonzero(available)))
+
+        def measure(probe: Probe) -> NDArray[np.float64]:
+            asked = time.monotonic()
+            values = self._measure(probe, model, questions)
+            self._seconds["measure"] += time.monotonic() - asked
+            return values
+
+        selection = self.session.ask(available=available, budget=settings.asked(limit), measure=measure)
+        self._asked_at = time.monotonic()
+        self._seconds["select"] = self._asked_at - started - self._seconds["measure"]
+        self.selection, self._available = selection, available
+        self.most = len(selection.clients) if limit is None else min(limit, len(selection.clients))
+        self.enough = math.ceil(settings.quorum * self.most - 1e-9)
+        small = {name: value for name, value in selection.diagnostics.items() if not isinstance(value, np.ndarray)}
+        self.history.append(replace(selection, diagnostics=small))
+        if available.any() and not len(selection.clients):
+            settings.log.warning("The policy chose none of %d ready clients.", np.count_nonzero(available))
+        names = self.roster.names(np.flatnonzero(available)) if self.progress.wants_names else []
+        self.progress.chosen(self.round + 1, names, self.roster.names(selection.clients))
+        return selection
+
+    def _measure(self, probe: Probe, model: Arrays, questions: Questions) -> NDArray[np.float64]:
+        if probe.signal is Signal.UPDATE:
+            updates = self._trial_updates(probe.clients, model, questions)
+            return sketches(updates, "count-sketch", self.settings.seed, self.settings.log)
+        arrays = model
+        if probe.trial is not None:
+            found = self._trial_updates(probe.trial.clients, model, questions)
+            completed = np.array([update is not None for update in found], dtype=bool)
+            weights = self.settings.aggregation_weights(probe.trial, completed, self.roster.clients())
+            usable = [update for update in found if update is not None]
+            arrays = apply_updates(model, usable, weights[completed], self.settings.buffers)
+        values = questions.losses(probe.clients, arrays, probe.batch_size)
+        self._count(models_down=len(probe.clients), scalars_up=int(np.count_nonzero(~np.isnan(values))))
+        return values
+
+    def _trial_updates(
+        self, clients: NDArray[np.int64], model: Arrays, questions: Questions
+    ) -> list[dict[str, NDArray[Any]] | None]:
+        """Updates that do not enter the model; None for a client that did not answer in time."""
+        updates = [None if new is None else difference(new, model) for new in questions.train(clients)]
+        usable = [update if update is not None and all_finite(update) else None for update in updates]
+        self._count(models_down=len(clients), updates_up=sum(update is not None for update in usable))
+        return usable
+
+    def _count(self, **numbers: int) -> None:
+        self._counters = self._counters.plus(self._model_bytes, **numbers)
+
+    def reports(
+        self, metrics: Sequence[Mapping[str, Any]], model: Arrays, trained: Sequence[Arrays | None]
+    ) -> dict[str, NDArray[np.float64]]:
+        """Outcome field -> (k,) what the clients reported, and what the server computes of their updates."""
+        reports = {
+            name: np.array([number(found.get(key)) for found in metrics], dtype=np.float64)
+            for name, key in self.settings.reports.items()
+            if name != "eval_loss"
+        }
+        if Signal.UPDATE_NORM in self.policy.needs:
+            squares = [np.nan if new is None else squared_norm(difference(new, model)) for new in trained]
+            reports["update_norm"] = np.sqrt(np.array(squares, dtype=np.float64))
+        if Signal.SKETCH in self.policy.needs:
+            how = self.settings.sketch
+            part = head(model, self.settings.buffers) if how == "head" else model
+            updates = (None if new is None else difference(new, part) for new in trained)
+            reports["sketch"] = sketches(updates, how, self.settings.seed, self.settings.log)
+        return reports
+
+    def weigh(
+        self, selection: Selection, model: Arrays, trained: list[Any], wrong: dict[int, str]
+    ) -> tuple[NDArray[np.float64], dict[int, Arrays]]:
+        """(k,) the weights, and position -> the model to aggregate in place of a reply's.
+
+        A strategy takes the normalised mean of replies w_i. With weights a_i that sum to c instead of 1, it gets
+        w + c (w_i - w): the mean is then w + sum of a_i (w_i - w). An update that overflows when it is scaled counts as
+        failed, which may change the weights of the others: `trained` and `wrong` say so afterwards.
+        """
+        clients = self.roster.clients()
+        while True:
+            completed = np.array([new is not None for new in trained], dtype=bool)
+            weights = self.settings.aggregation_weights(selection, completed, clients)
+            total = float(weights.sum())
+            if not self.settings.use_weights or not total > 0 or abs(total - 1.0) <= 1e-12:
+                return weights, {}
+            stretched = {
+                place: scaled(new, model, total, self.settings.buffers)
+                for place, new in enumerate(trained)
+                if new is not None
+            }
+            overflowing = [place for place, arrays in stretched.items() if arrays is None]
+            if not overflowing:
+                return weights, {place: arrays for place, arrays in stretched.items() if arrays is not None}
+            for place in overflowing:
+                trained[place] = None
+                wrong[place] = "its update, times the sum of the policy's weights, is not finite"
+
+    def aggregate(
+        self, selection: Selection, model: Arrays, trained: Sequence[Arrays | None]
+    ) -> tuple[dict[str, NDArray[Any]] | None, NDArray[np.float64]]:
+        """The new model, None if there is no step, and (k,) the weights: for adapters without a strategy."""
+        completed = np.array([new is not None for new in trained], dtype=bool)
+        weights = self.settings.aggregation_weights(selection, completed, self.roster.clients())
+        if not weights.sum() > 0:
+            return None, weights
+        updates = [difference(new, model) for new in trained if new is not None]
+        new = apply_updates(model, updates, weights[completed], self.settings.buffers)
+        if all_finite(new):
+            return new, weights
+        self.settings.log.warning(
+            "The aggregated model of round %d is not finite: the round makes no step.", self.round + 1
+        )
+        return None, weights
+
+    def warn_of(self, selection: Selection, wrong: Mapping[int, str]) -> None:
+        """Name the clients whose replies are unusable: position in the cohort -> why."""
+        for place, reason in wrong.items():
+            name = self.roster.keys[int(selection.clients[place])]
+            self.settings.log.warning("The reply of %s counts as failed: %s.", name, reason)
+
+    def tell(
+        self,
+        selection: Selection,
+        completed: NDArray[np.bool_],
+        *,
+        weights: NDArray[np.float64] | None = None,
+        late: NDArray[np.bool_] | None = None,
+        answered: int = 0,
+        **reports: NDArray[np.float64],
+    ) -> None:
+        """Commit the round, save it and report it.
+
+        Args:
+            selection: of `choose`.
+            completed: (k,) whose update entered the model.
+            weights: (k,) of `weigh`.
+            late: (k,) who was not waited for.
+            answered: how many updates came, usable or not.
+            reports: of `reports`.
+        """
+        assert self.session is not None
+        late = np.zeros(len(completed), dtype=bool) if late is None else late
+        outcome = Outcome(index=self.session.round, clients=selection.clients, completed=completed, **reports)
+        self.session.tell(outcome)
+        self.selection = None
+        self.roster.note_selected(selection.clients, outcome.index)
+        self._warn_of_missing_reports(outcome)
+        if self.settings.record is not None:
+            self._count(models_down=len(completed), updates_up=answered)
+            given = np.zeros(len(completed)) if weights is None else np.where(completed, weights, 0.0)
+            self._due = RoundRecord(
+                index=outcome.index,
+                selection=selection,
+                outcome=outcome,
+                weights=given,
+                available=self._available,
+                counters=self._counters,
+                seconds=Timings(train=time.monotonic() - self._asked_at, **self._seconds),
+            )
+        if self.settings.path is not None:
+            claim(self.settings.path, self)  # before the roster is written: another process may save here
+            self.roster.save(self.settings.path)
+            self.session.save(self.settings.path)
+        self.progress.finish(completed.tolist(), late.tolist())
+
+    def evaluated(self, *, loss: float, accuracy: float) -> None:
+        """Add the server's evaluation of the new model to the round that was told last, and record it; NaN: unknown."""
+        if self._due is not None:
+            known = [value if math.isfinite(value) else None for value in (loss, accuracy)]
+            self._due = replace(self._due, test_loss=known[0], test_accuracy=known[1])
+        self.flush()
+
+    def flush(self) -> None:
+        """Record the round that was told last; its evaluation does not come any more."""
+        due, self._due = self._due, None
+        if due is not None:
+            self.settings.record.on_round(due)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Record the last round, and that the run is over."""
+        self.flush()
+        if self._recording:
+            self.settings.record.on_end(error)
+            self._recording = False
+
+    def _warn_of_missing_reports(self, outcome: Outcome) -> None:
+        """Warn once if a policy gets no report from which it learns: it still chooses, but not as its name promises."""
+        for signal in (Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.LOSS_RMS):
+            name = signal.value.removeprefix("outcome.")
+            reported = getattr(outcome, name)[outcome.completed]
+            if signal in self.policy.needs and len(reported) and np.isnan(reported).all() and name not in self._warned:
+                self._warned.add(name)
+                self.settings.log.warning(
+                    "%s learns from %r, but no train reply has a usable %r among its metrics. Have the clients report "
+                    'it, or name the right key: %s(..., reports={"%s": ...}).',
+                    *(type(self.policy).__name__, name, self.settings.reports.get(name), self.settings.caller, name),
+                )
+
+
+def _same_table(old: Clients, new: Clients) -> bool:
+    if len(old) != len(new) or not np.array_equal(old.num_examples, new.num_examples):
+        return False
+    if old.label_histogram is None or new.label_histogram is None:
+        return old.label_histogram is new.label_histogram
+    return np.array_equal(old.label_histogram, new.label_histogram)

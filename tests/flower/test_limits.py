@@ -1,0 +1,187 @@
+"""Who may be asked, how often, and how many answers are waited for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.serverapp import strategy as flower
+
+import fedpick
+from fedpick.core.errors import InvalidInput, TrainingFailed
+from fedpick.flower import answer_probes, with_policy
+from tests.flower.fake_grid import UNIFORM, FakeGrid, federation, node_of, start
+from tests.flower.test_strategy import rewrite_roster
+
+
+def with_facts(count: int, facts) -> FakeGrid:
+    """Clients that report free-form facts: `facts(partition)`."""
+    grid = federation(count)
+    for node in grid.nodes.values():
+        app = type(node.app)()
+        answer_probes(app, num_examples=node.num_examples, facts=facts(node.partition))
+        app.train()(node.train)
+        app.evaluate()(node.evaluate)
+        node.app = app
+    return grid
+
+
+def test_facts_reach_the_servers_functions_and_cannot_replace_what_fedpick_asks_for():
+    seen = {}
+
+    def eligible(info, reported):
+        seen[reported["partition-id"]] = reported
+        return reported["battery"] > 0.5
+
+    grid = with_facts(4, lambda i: lambda context: {"battery": i / 4, "os": "linux", "num-examples": 10**6})
+    strategy = with_policy(flower.FedAvg(), UNIFORM, eligible=eligible)
+    start(strategy, grid, rounds=1)
+    assert strategy.roster.keys == ["partition:3"]
+    assert seen[3] == {"battery": 0.75, "os": "linux", "num-examples": 13, "partition-id": 3}
+
+
+def test_tags_admit_the_clients_that_have_one(caplog):
+    tags = [["gpu", "eu"], "eu, cpu", ["cpu"], 7]
+    grid = with_facts(4, lambda i: {"tags": tags[i]})
+    strategy = with_policy(flower.FedAvg(), UNIFORM, eligible=["tag:eu", "partition:3"])
+    start(strategy, grid, rounds=1)
+    assert strategy.roster.keys == ["partition:0", "partition:1", "partition:3"]
+    assert "partition:3 reported tags = 7, which counts as unknown: it must be a list of texts" in caplog.text
+
+
+def test_a_client_rests_after_a_round(tmp_path):
+    strategy = with_policy(flower.FedAvg(), UNIFORM, budget=2, cooldown=2, state=tmp_path)
+    start(strategy, federation(7), rounds=9)
+    cohorts = [set(selection.clients.tolist()) for selection in strategy.history]
+    for first in range(7):
+        assert not cohorts[first] & (cohorts[first + 1] | cohorts[first + 2])
+    resumed = with_policy(flower.FedAvg(), UNIFORM, budget=2, cooldown=2, state=tmp_path)
+    start(resumed, federation(7), rounds=1)
+    assert not set(resumed.history[0].clients.tolist()) & (cohorts[-1] | cohorts[-2])
+
+
+def test_no_client_is_in_more_than_its_share_of_the_rounds():
+    policy = fedpick.policies.get("pow-d", num_candidates=6)  # without a limit it always takes the largest losses
+    strategy = with_policy(flower.FedAvg(), policy, budget=2, max_share=0.4)
+    start(strategy, federation(6), rounds=10)
+    counts = np.bincount(np.concatenate([selection.clients for selection in strategy.history]), minlength=6)
+    assert counts.max() == 4 and counts.sum() == 20
+    assert strategy.roster.selections == counts.tolist()
+
+
+def test_a_round_without_rested_clients_is_told_and_the_run_goes_on(caplog):
+    strategy = with_policy(flower.FedAvg(), UNIFORM, cooldown=1)
+    start(strategy, federation(3), rounds=4)
+    assert [len(selection.clients) for selection in strategy.history] == [3, 0, 3, 0]
+    assert "cooldown and max_share exclude all 3 ready clients: nobody trains in round 2" in caplog.text
+
+
+def test_a_roster_of_an_older_version_has_no_counts_and_is_read(tmp_path):
+    start(with_policy(flower.FedAvg(), UNIFORM, state=tmp_path), federation(3), rounds=2)
+    rewrite_roster(tmp_path, without=("selections", "last"))
+    assert with_policy(flower.FedAvg(), UNIFORM, state=tmp_path).roster.last == [-1, -1, -1]
+
+
+def slow_in_training(grid, partition):
+    """The node never answers a train message; everything else it does at once."""
+    grid.on_send = lambda message: setattr(
+        node_of(grid, partition), "mode", "late" if message.metadata.message_type == "train" else "good"
+    )
+
+
+@pytest.mark.parametrize(("quorum", "completed"), [(0.8, 4), (0.5, 4)])
+def test_a_quorum_ends_the_round_without_the_slow_client(quorum, completed, caplog):
+    grid, reports = federation(5), []
+    slow_in_training(grid, 2)
+    strategy = with_policy(
+        flower.FedAvg(fraction_evaluate=0.0), UNIFORM, quorum=quorum, train_timeout=3600.0, progress=reports.append
+    )
+    start(strategy, grid, rounds=1)
+    (over,) = [report for report in reports if report.over]
+    # Answers that came in the same look are used, also beyond the quorum.
+    assert (len(over.completed), over.failed, over.late) == (completed, ["partition:2"], ["partition:2"])
+    assert strategy._membership.busy_nodes() == {node for node, value in grid.nodes.items() if value.partition == 2}
+    assert "failed: none; not waited for: partition:2" in caplog.text
+
+
+def test_overcommitment_asks_more_and_takes_the_first():
+    grid, reports = federation(10), []
+    policy = fedpick.policies.get("pow-d", num_candidates=10)
+    strategy = with_policy(
+        flower.FedAvg(fraction_evaluate=0.0), policy, budget=4, overcommit=1.3, progress=reports.append
+    )
+    start(strategy, grid, rounds=3)
+    for over in [report for report in reports if report.over]:
+        assert len(over.cohort) == 6  # 4 x 1.3, rounded up
+        assert over.completed == over.cohort[:4]  # all came in one look, so the order is that of the cohort
+        assert over.late == over.failed == over.cohort[4:]
+    assert not strategy._membership.busy_nodes()  # they did answer
+
+
+def test_an_error_is_no_answer_that_ends_a_round():
+    grid, reports = federation(5), []
+    strategy = with_policy(
+        flower.FedAvg(fraction_evaluate=0.0), UNIFORM, quorum=0.8, progress=reports.append, min_clients=4
+    )
+    grid.on_send = lambda message: setattr(
+        node_of(grid, 0), "mode", "error" if message.metadata.message_type == "train" else "good"
+    )
+    start(strategy, grid, rounds=1)
+    over = reports[-1]
+    assert len(over.completed) == 4 and over.failed == ["partition:0"] and over.late == []
+
+
+def test_overcommitment_needs_a_budget():
+    with pytest.raises(InvalidInput, match=r"overcommit=1\.3 .* Set a budget"):
+        with_policy(flower.FedAvg(), UNIFORM, overcommit=1.3)
+
+
+class Recorded:
+    """Keeps what a driver tells its record."""
+
+    def __init__(self):
+        self.calls, self.rounds = [], []
+
+    def on_start(self, session):
+        self.calls.append(("start", session.round))
+
+    def on_round(self, record):
+        self.calls.append(("round", record.index))
+        self.rounds.append(record)
+
+    def on_end(self, error=None):
+        self.calls.append(("end", error))
+
+
+def test_every_round_is_recorded_with_its_weights_failures_and_evaluation():
+    grid, record = federation(4), Recorded()
+    slow_in_training(grid, 1)
+    policy = fedpick.policies.get("pow-d", num_candidates=4)
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), policy, budget=3, quorum=0.6, record=record)
+    accuracies = iter([0.1, 0.2, 0.3])
+    strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord({"w": Array(np.zeros(3))}),
+        num_rounds=2,
+        evaluate_fn=lambda round, arrays: MetricRecord({"accuracy": next(accuracies), "loss": 1.0}),
+    )
+    assert record.calls == [("start", 0), ("round", 0), ("round", 1), ("end", None)]
+    first, second = record.rounds
+    assert [round.test_accuracy for round in record.rounds] == [0.2, 0.3] and first.test_loss == 1.0
+    assert first.weights[first.outcome.completed].sum() == pytest.approx(1) and not first.outcome.completed.all()
+    assert not first.weights[~first.outcome.completed].any()
+    assert np.isfinite(first.outcome.train_loss[first.outcome.completed]).all()
+    assert first.available.sum() == 4 and second.available.sum() == 3  # the slow one is busy
+    assert first.counters.scalars_up == 4 and first.counters.updates_up == 2 and first.counters.models_down == 7
+    assert second.counters.bytes_down > first.counters.bytes_down > 0
+
+
+def test_a_run_that_fails_is_recorded_as_failed():
+    record = Recorded()
+    strategy = with_policy(flower.FedAvg(), UNIFORM, record=record)
+    grid = federation(2)
+    for node in grid.nodes.values():
+        node.mode = "nan"
+    with pytest.raises(TrainingFailed):
+        start(strategy, grid, rounds=1)
+    assert record.calls[:2] == [("start", 0), ("round", 0)] and "None of 1 rounds" in str(record.calls[2][1])
