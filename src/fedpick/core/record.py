@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 from fedpick.core.arrays import BoolArray, FloatArray
 from fedpick.core.types import Outcome, Selection
 
-__all__ = ["Counters", "RoundRecord", "Timings"]
+if TYPE_CHECKING:
+    from fedpick.core.session import Session
+
+__all__ = ["Callback", "Counters", "RoundRecord", "Timings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,3 +115,16 @@ class RoundRecord:
     def skipped(self) -> bool:
         """Whether nobody was selected."""
         return len(self.selection.clients) == 0
+
+
+class Callback:
+    """What a driver calls while it trains. Override the methods that are needed; the others do nothing."""
+
+    def on_start(self, session: Session) -> None:
+        """Called before the first round, or the first one after a resume. `session.round` is its index."""
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Called after every round, when the session has been told its outcome and before the session is saved."""
+
+    def on_end(self, error: BaseException | None = None) -> None:
+        """Called when training ends; `error` is the exception that ended it, if any."""

@@ -27,7 +27,7 @@ from fedpick.core.signal_watch import SignalWatch
 from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection, as_floats
 from fedpick.core.validation import number, whole
 
-__all__ = ["SESSION_FILE", "Session"]
+__all__ = ["SESSION_FILE", "Session", "in_order_of", "policy_name"]
 
 Measure = Callable[[Probe], ArrayLike]
 
@@ -179,7 +179,7 @@ class Session:
         if outcome.index != self.round:
             raise InvalidInput(f"The outcome is of round {outcome.index}, but round {self.round} is being told.")
         selection, state = self._pending
-        outcome, rejected = clean_outcome(_in_order_of(selection.clients, outcome), self._report_limit)
+        outcome, rejected = clean_outcome(in_order_of(selection.clients, outcome), self._report_limit)
         self._state = self.policy.observe(state, outcome)
         self._pending = None
         self.round += 1
@@ -223,7 +223,7 @@ class Session:
             {
                 "format": _FORMAT,
                 "schema": _SCHEMA,
-                "policy": _policy_name(self.policy),
+                "policy": policy_name(self.policy),
                 "parameters": registry.parameters(self.policy),
                 "seed": self.seed,
                 "round": self.round,
@@ -313,15 +313,16 @@ def _refuse_foreign_file(file: Path) -> None:
             ) from error
 
 
-def _policy_name(policy: Policy[Any]) -> str:
+def policy_name(policy: Policy[Any]) -> str:
+    """Return the registered name of a policy, or the name of its class."""
     return registry.name_of(policy) or type(policy).__qualname__
 
 
 def _refuse_another_policy(policy: Policy[Any], saved: Mapping[str, Any], path: str | Path) -> None:
     """Raise if the saved state belongs to another policy or to other hyper-parameters."""
-    if _policy_name(policy) != saved["policy"]:
+    if policy_name(policy) != saved["policy"]:
         raise StateFileError(
-            f"The session in {path} is of the policy {saved['policy']!r}, but {_policy_name(policy)!r} was passed. "
+            f"The session in {path} is of the policy {saved['policy']!r}, but {policy_name(policy)!r} was passed. "
             "Pass the policy that was saved, or start a new session in another directory."
         )
     given = registry.parameters(policy)
@@ -376,7 +377,7 @@ def _check_selection(selection: Selection, context: RoundContext, policy: Policy
         raise InvalidSelection(f"{name} selected {len(selection.clients)} clients with a budget of {context.budget}.")
 
 
-def _in_order_of(clients: IntArray, outcome: Outcome) -> Outcome:
+def in_order_of(clients: IntArray, outcome: Outcome) -> Outcome:
     """Return the outcome with its rows in the order of the selection."""
     if np.array_equal(clients, outcome.clients):
         return outcome

@@ -6,13 +6,10 @@ The settings alone decide the rows, so any process on any machine can take a run
 from __future__ import annotations
 
 import hashlib
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,10 +25,11 @@ from fedpick.core.registry import parameters
 from fedpick.core.session import Session
 from fedpick.core.types import Clients, Outcome
 from fedpick.data.types import Federation
-from fedpick.experiments.encoding import to_json, utc_now
+from fedpick.experiments.encoding import to_json
 from fedpick.experiments.input_files import referenced_files, refuse_changed_files
 from fedpick.experiments.integrity import Damage
 from fedpick.experiments.leases import RunLeased
+from fedpick.experiments.manifest import new_manifest
 from fedpick.experiments.schema import sa
 from fedpick.experiments.settings import RunParts, build_settings, federation_of, federation_texts
 from fedpick.experiments.store import Store, StoreError, StoreLocked, in_a_sentence
@@ -43,6 +41,8 @@ __all__ = ["FederatedRun", "build", "clients_and_trace", "compute", "refuse_earl
 
 # A checkpoint is written when the rounds since the last one took this many times longer than writing it.
 _CHECKPOINT_SHARE = 10.0
+_PACKAGES = ("numpy", "scipy", "jax", "jaxlib", "sqlalchemy")
+"""Whose versions the manifest holds."""
 
 
 class LaterTrace(Trace):
@@ -306,22 +306,7 @@ def _describe(store: Store, run_id: int, run: FederatedRun, manifest: Mapping[st
         parameters=to_json(parameters(policy), finite=False),
         reference=type(policy).reference,
         model_bytes=run.simulator.model_bytes,
-        manifest=to_json(manifest or _manifest(run)),
+        manifest=to_json(manifest or new_manifest(*_PACKAGES, **run.facts)),
         status="running",
         error=None,
     )
-
-
-def _manifest(run: FederatedRun) -> dict[str, Any]:
-    """With what, where and when a run was made."""
-    versions = {"fedpick": fedpick.__version__, "python": platform.python_version()}
-    for package in ("numpy", "scipy", "jax", "jaxlib", "sqlalchemy"):
-        with suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    host = {
-        "system": platform.platform(),
-        "machine": platform.machine(),
-        "processor": platform.processor(),
-        "cores": os.cpu_count(),
-    }
-    return {"versions": versions, "host": host, "started_at": utc_now(), **run.facts}

@@ -82,6 +82,7 @@ __all__ = [
     "Spec",
     "SpecError",
     "canonical_json",
+    "digest_of",
     "load_spec",
     "load_specs",
     "parse_spec",
@@ -163,9 +164,7 @@ class Spec(RunSettings):
     @property
     def hash(self) -> str:
         """The identity of the experiment: SHA-256 of its canonical JSON, the title aside."""
-        content = self.to_dict()
-        del content["title"]
-        return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+        return digest_of(self.to_dict(), without="title")
 
     def settings_of(self, policy: PolicySpec, seed: int) -> dict[str, Any]:
         """Everything that decides the rows of one run, as stored in the column `runs.settings`."""
@@ -187,7 +186,7 @@ class Spec(RunSettings):
 
     def run_key(self, policy: PolicySpec, seed: int) -> str:
         """The identity of one run: SHA-256 of its settings."""
-        return hashlib.sha256(canonical_json(self.settings_of(policy, seed)).encode()).hexdigest()
+        return digest_of(self.settings_of(policy, seed))
 
     def override(
         self,
@@ -227,6 +226,12 @@ def canonical_json(value: Any) -> str:
     '{"a":["float:inf","float:nan"],"b":1}'
     """
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def digest_of(content: Mapping[str, Any], without: str | None = None) -> str:
+    """The identity of a spec or of settings: SHA-256 of the canonical JSON, the key `without` aside."""
+    kept = {key: value for key, value in content.items() if key != without}
+    return hashlib.sha256(canonical_json(kept).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

@@ -46,7 +46,7 @@ from fedpick.experiments.encoding import (
 from fedpick.experiments.integrity import Damage, link, start_of_chain, verify_rounds
 from fedpick.experiments.leases import RunLeased
 from fedpick.experiments.schema import sa
-from fedpick.experiments.spec import Spec
+from fedpick.experiments.spec import Spec, canonical_json, digest_of
 
 __all__ = [
     "Choice",
@@ -187,6 +187,11 @@ class Experiment:
     def rounds(self) -> int:
         """How many rounds it wants. A run that it shares with another experiment may have more."""
         return int(self.spec["run"]["rounds"])
+
+    @property
+    def recorded(self) -> bool:
+        """Whether a `Recorder` wrote it: fedpick cannot compute its runs."""
+        return "recorded" in self.spec
 
     @property
     def targets(self) -> tuple[float, ...]:
@@ -412,6 +417,55 @@ class Store:
                     )
         return int(found)
 
+    def register_recorded(
+        self, title: str, policy: Mapping[str, Any], *, label: str, seed: int, rounds: int | None
+    ) -> int:
+        """Add a run to the recorded experiment of this title, or find it there, and return its id.
+
+        `policy` holds the name and the hyper-parameters. `rounds` None: as many as will be recorded.
+        """
+        own = {"name": policy["name"], "label": label, **policy}
+        settings = {"recorded": title, "label": label, "policy": dict(policy), "seed": seed}
+        with self.writing(queue=True) as connection:
+            columns = tables.experiments.c
+            rows = connection.execute(sa.select(columns.id, columns.spec).where(columns.title == title))
+            known = [(row.id, from_json(row.spec)) for row in rows]
+            nothing: tuple[int | None, dict[str, Any]] = (None, {"run": {}, "policies": []})
+            found, spec = next(((number, each) for number, each in known if each.get("recorded")), nothing)
+            policies = {each["label"]: each for each in spec["policies"]}
+            if canonical_json(policies.setdefault(label, own)) != canonical_json(own):
+                raise InvalidInput(
+                    f"The experiment {title!r} has {label!r} with other hyper-parameters: "
+                    f"{json.dumps(policies[label])}. Give this policy a label of its own: Recorder(..., label=...)."
+                )
+            length = max(spec["run"].get("rounds", 0), rounds or 0)
+            spec = {
+                "title": title,
+                "recorded": title,
+                "run": {
+                    "seeds": sorted({*spec["run"].get("seeds", []), seed}),
+                    **({"rounds": length} if length else {}),
+                },
+                "policies": list(policies.values()),
+            }
+            values = {
+                "hash": digest_of(spec, without="title"),
+                "title": title,
+                "spec": json.dumps(spec),
+                "touched": (connection.scalar(sa.select(sa.func.max(columns.touched))) or 0) + 1,
+                "touched_at": utc_now(),
+            }
+            if found is None:
+                found = _insert(connection, tables.experiments, **values)
+            else:
+                connection.execute(tables.experiments.update().where(columns.id == found), values)
+            run_id = self._register_run(connection, settings, digest_of(settings))
+            member = {"experiment_id": found, "position": list(policies).index(label), "seed": seed}
+            same = [tables.members.c[name] == value for name, value in member.items()]
+            if connection.scalar(sa.select(tables.members.c.run_id).where(*same)) is None:
+                connection.execute(tables.members.insert(), {**member, "label": label, "run_id": run_id})
+        return run_id
+
     def _register_run(self, connection: sa.Connection, settings: Mapping[str, Any], key: str) -> int:
         found = connection.scalar(sa.select(tables.runs.c.id).where(tables.runs.c.key == key))
         if found is not None:
@@ -491,10 +545,11 @@ class Store:
 
     # Rounds
 
-    def resume(self, run_id: int) -> tuple[int, bytes | None]:
+    def resume(self, run_id: int, first: int | None = None) -> tuple[int, bytes | None]:
         """Return (rounds done, checkpoint) and drop the rows beyond the checkpoint. Needs the lease of the run.
 
-        Raise Damage if a round before the checkpoint is missing or does not match its checksum.
+        `first` is the round to go on with if the checkpoint does not decide it: rows from there on are dropped, and
+        the checkpoint too if it is later. Raise Damage if a round before is missing or does not match its checksum.
         """
         with self.writing() as connection:
             self._require_lease(connection, run_id)
@@ -502,6 +557,10 @@ class Store:
                 sa.select(tables.checkpoints).where(tables.checkpoints.c.run_id == run_id)
             ).one_or_none()
             done, content = (int(row.rounds_done), row.content) if row else (0, None)
+            if first is not None:
+                later = tables.checkpoints.c.rounds_done > first
+                connection.execute(tables.checkpoints.delete().where(tables.checkpoints.c.run_id == run_id, later))
+                done, content = first, content if done <= first else None
             try:
                 digest = verify_rounds(connection, run_id, done).digest if done else None
             except Damage as error:
@@ -528,6 +587,40 @@ class Store:
         for table in (tables.arrays, tables.selections, tables.rounds, tables.checksums):
             connection.execute(table.delete().where(table.c.run_id == run_id, table.c.round >= first))
         connection.execute(tables.runs.update().where(tables.runs.c.id == run_id), {"rounds_done": first})
+
+    def replace_federation(self, run_id: int, federation_id: int) -> None:
+        """Give a run another table of clients: a longer one, or other facts. Needs the lease of the run.
+
+        In the stored rounds, new clients were not available. A shorter table drops the last clients.
+        The checksums are computed anew.
+        """
+        rounds, selections, arrays = tables.rounds, tables.selections, tables.arrays
+        with self.writing() as connection:
+            self._require_lease(connection, run_id)
+            facts = sa.select(tables.runs.c.rounds_done, tables.runs.c.federation_id).where(tables.runs.c.id == run_id)
+            done, before = connection.execute(facts).one()
+            verify_rounds(connection, run_id, done)  # new checksums must not hide damage
+            sizes = sa.select(tables.federations.c.num_clients)
+            old = int(connection.scalar(sizes.where(tables.federations.c.id == before)) or 0)
+            new = int(connection.scalar(sizes.where(tables.federations.c.id == federation_id)) or 0)
+            connection.execute(tables.runs.update().where(tables.runs.c.id == run_id), {"federation_id": federation_id})
+            digest = start_of_chain(connection, run_id)
+            for index in range(done):
+                row, selection, checksum = (
+                    dict(connection.execute(sa.select(table).where(*_of_round(table, run_id, index))).mappings().one())
+                    for table in (rounds, selections, tables.checksums)
+                )
+                mask = np.zeros(max(old, new), bool)
+                mask[:old] = mask_from(selection["available"], old)
+                selection["available"] = mask_bytes(mask[:new])
+                stored = connection.execute(sa.select(arrays).where(*_of_round(arrays, run_id, index))).mappings()
+                digest = link(digest, row, selection, {each["name"]: each["value"] for each in stored})
+                checksum["digest"] = digest
+                for table, values in ((selections, selection), (tables.checksums, checksum)):
+                    connection.execute(table.update().where(*_of_round(table, run_id, index)), values)
+            used = sa.select(tables.runs.c.federation_id).where(tables.runs.c.federation_id == before)
+            connection.execute(tables.federations.delete().where(tables.federations.c.id == before, ~sa.exists(used)))
+        self._digests[run_id] = digest if done else None
 
     def write_round(
         self, run_id: int, record: RoundRecord, *, checkpoint: bytes | None, wall_seconds: float = 0.0
@@ -568,7 +661,13 @@ class Store:
         query = sa.select(tables.experiments).order_by(
             tables.experiments.c.touched.desc(), tables.experiments.c.id.desc()
         )
-        return [_experiment(row) for row in self._rows(query)]
+        longest = (
+            sa.select(tables.members.c.experiment_id, sa.func.max(tables.runs.c.rounds_done))
+            .join(tables.runs, tables.members.c.run_id == tables.runs.c.id)
+            .group_by(tables.members.c.experiment_id)
+        )
+        lengths: dict[int, int] = dict(map(tuple, self._rows(longest)))
+        return [_experiment(row, lengths.get(row.id, 0)) for row in self._rows(query)]
 
     def experiment(self, which: str | int | None = None) -> Experiment:
         """By id, title or the first letters of the hash; None: the latest."""
@@ -805,6 +904,10 @@ def _insert(connection: sa.Connection, table: sa.Table, **values: Any) -> int:
     return int(result.inserted_primary_key[0])
 
 
+def _of_round(table: sa.Table, run_id: int, index: int) -> tuple[Any, Any]:
+    return table.c.run_id == run_id, table.c.round == index
+
+
 def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
@@ -822,7 +925,7 @@ def _round_row(record: RoundRecord) -> dict[str, Any]:
         "objective": _number(record.objective),
         "local_accuracy": _number(record.local_accuracy),
         **record.counters.as_dict(),
-        **{f"{name}_seconds": value for name, value in record.seconds.as_dict().items()},
+        **{f"{name}_seconds": _number(value) for name, value in record.seconds.as_dict().items()},
     }
 
 
@@ -879,12 +982,16 @@ def _record(row: Mapping[Any, Any], num_clients: int) -> RoundRecord:
 _RUNS = sa.select(tables.runs, tables.runs.c.policy.label("label"), sa.literal(0).label("position"))
 
 
-def _experiment(row: Any) -> Experiment:
+def _experiment(row: Any, longest: int) -> Experiment:
+    """An experiment; a recorded one that states no number of rounds wants as many as its `longest` run has."""
+    spec = from_json(row.spec)
+    if spec.get("recorded"):
+        spec["run"].setdefault("rounds", max(1, longest))
     found = Experiment(
         id=row.id,
         hash=row.hash,
         title=without_control_characters(row.title),
-        spec=from_json(row.spec),
+        spec=spec,
         touched_at=row.touched_at,
     )
     if found.rounds < 1 or not all(map(math.isfinite, (*found.targets, *found.loss_targets))):

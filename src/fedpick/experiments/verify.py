@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from fedpick.experiments.encoding import from_json
 from fedpick.experiments.integrity import Damage, verify_rounds
 from fedpick.experiments.runner import Report, run
 from fedpick.experiments.schema import sa
-from fedpick.experiments.spec import canonical_json, parse_spec
+from fedpick.experiments.spec import digest_of, parse_spec
 from fedpick.experiments.store import Store, in_a_sentence
 
 __all__ = ["Findings", "repair", "verify"]
@@ -37,6 +37,9 @@ class Findings:
     """Run -> what is damaged. It must be computed again."""
     mislabelled: dict[int, str] = field(default_factory=dict)
     """Run -> what is wrong with its status. Its rows are all there."""
+
+    recorded: set[int] = field(default_factory=set)
+    """The damaged runs that a `Recorder` wrote: fedpick cannot compute them again."""
 
     @property
     def sentences(self) -> list[str]:
@@ -76,6 +79,9 @@ def _verify_run(connection: sa.Connection, run_id: int, wanted: int | None, foun
         found.unverified += _require_whole(connection, facts)
     except Exception as error:  # damaged bytes become values of any type
         found.damaged[run_id] = f"{name}: {in_a_sentence(error).rstrip('.')}."
+        if _is_recorded(facts):
+            found.recorded.add(run_id)
+            found.damaged[run_id] += " Only its training loop can repair it: Recorder(..., restart=True)."
         return
     complete = wanted is not None and facts["rounds_done"] >= wanted > 0
     if complete and facts["status"] != "done" and _holder(connection, run_id) is None:
@@ -121,11 +127,15 @@ def _require_checkpoint(connection: sa.Connection, run_id: int, done: int) -> No
 
 def _identity(text: str, digest: str, without: str | None = None) -> str | None:
     try:
-        content = from_json(text)
-        content.pop(without, None)
+        return None if digest_of(from_json(text), without) == digest else "was changed"
     except (StateFileError, AttributeError):
         return "cannot be read"
-    return None if hashlib.sha256(canonical_json(content).encode()).hexdigest() == digest else "was changed"
+
+
+def _is_recorded(facts: Mapping[Any, Any]) -> bool:
+    with suppress(StateFileError, TypeError):
+        return "recorded" in from_json(facts["settings"])
+    return False
 
 
 def _holder(connection: sa.Connection, run_id: int) -> str | None:
@@ -161,19 +171,25 @@ def _orphans(connection: sa.Connection) -> Iterable[tuple[sa.Table, Any, str]]:
 def repair(store: Store, found: Findings, **options: Any) -> list[Report]:
     """Drop the damaged runs and orphans, then bring the experiments they belong to to their end.
 
-    `options` go to `fedpick.experiments.runner.run`. Raise RunLeased, and drop nothing, if a process computes one.
+    Damaged runs that a `Recorder` wrote are left as they are. `options` go to `fedpick.experiments.runner.run`. Raise
+    RunLeased, and drop nothing, if a process computes one.
     """
+    damaged = [run_id for run_id in found.damaged if run_id not in found.recorded]
     members = sa.select(tables.members.c.experiment_id).where(
-        tables.members.c.run_id.in_([*found.damaged, *found.mislabelled])
+        tables.members.c.run_id.in_([*damaged, *found.mislabelled])
     )
     with store.writing(queue=True) as connection:
         affected = set(connection.execute(members).scalars())
         # Read now: a spec that cannot be read must not cost its rows.
-        specs = [parse_spec(each.spec) for each in store.experiments() if each.id in affected]
+        specs = [parse_spec(each.spec) for each in store.experiments() if each.id in affected and not each.recorded]
         order = connection.execute(sa.select(tables.experiments.c.id, tables.experiments.c.touched)).all()
         for table, lost, _ in list(_orphans(connection)):
             connection.execute(table.delete().where(lost))
-        for run_id in found.damaged:
+        for run_id in found.mislabelled:
+            connection.execute(
+                tables.runs.update().where(tables.runs.c.id == run_id), {"status": "done", "error": None}
+            )
+        for run_id in damaged:
             if (owner := leases.holder(connection, run_id)) is not None:
                 raise leases.RunLeased(f"Run {run_id} is being computed by {leases.describe(owner)}. Let it finish.")
             for table in reversed(tables.metadata.sorted_tables):

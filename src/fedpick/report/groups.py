@@ -168,6 +168,8 @@ def _rebuilt_trace(store: Store, run: Run) -> availability.Trace:
         raise InvalidInput(
             f"The run of {run.label} with seed {run.seed} has not begun: it has no clients to group yet."
         )
+    if "availability" not in run.settings:
+        raise InvalidInput(f"The run of {run.label} was recorded: the process of its availability is not known.")
     facts = store.federation(run.federation_id)
     histogram = None if facts.label_histogram is None else facts.label_histogram.astype(np.float64)
     clients = Clients(num_examples=facts.num_examples, label_histogram=histogram)

@@ -31,7 +31,7 @@ from fedpick.report.analysis import Quantity, Results, RunResults
 from fedpick.report.charts import sections_of
 from fedpick.report.charts.chart import Chart, Section, Style, styles_of
 from fedpick.report.material import Material, opened, read_material
-from fedpick.report.tables import Column, Table, difference_table, distance_table, group_table, tables_of
+from fedpick.report.tables import TIME_TITLE, Column, Table, difference_table, distance_table, group_table, tables_of
 from fedpick.report.verdict import Verdict, verdict_of
 
 try:
@@ -69,18 +69,19 @@ def page_of(material: Material, *, window: int = 1, against: str | None = None) 
     results = material.results
     styles = styles_of([policy.label for policy in results.policies])
     sections = sections_of(material, against=against, window=window)
-    *tables, times = tables_of(results, window)
+    tables = tables_of(results, window)
+    times = [tables.pop()] if tables and tables[-1].title == TIME_TITLE else []
     if against is not None:
         tables.insert(0, difference_table(results, against, window))  # next to its figure
     after = {
         "results": "".join(_table(table, styles) for table in tables),
         "groups": _groups_card(material, styles),
-        "appendix": _table(times, styles) + _distance_card(material, styles),
+        "appendix": "".join(_table(table, styles) for table in times) + _distance_card(material, styles),
     }
     parts = [(each.key, each.title, _section(each, after=after.pop(each.key, ""))) for each in sections]
     if "results" in after:
         parts.insert(0, ("results", "Results", _plain_section("results", "Results", after["results"])))
-    if "appendix" in after:
+    if after.get("appendix"):
         parts.append(("appendix", "Appendix", _plain_section("appendix", "Appendix", after["appendix"])))
     closing = _settings_card(material) + _policies_card(results) + _runs_card(results) + _reproduce_card(results)
     parts.append(("settings", "Settings", _plain_section("settings", "Settings", closing)))
@@ -183,6 +184,9 @@ def _lead(material: Material) -> str:
     experiment, federation = material.results.experiment, material.shared_federation()
     spec = experiment.spec
     clients = f"{federation.num_clients:,} clients" if federation else "clients"
+    if experiment.recorded:
+        seeds = _count(len(spec["run"]["seeds"]), "seed")
+        return f"Recorded in a training loop with {clients}; {_count(experiment.rounds, 'round')}, {seeds}."
     budget = spec["run"].get("budget")
     chosen = f"up to {budget:,} chosen" if budget else "all available clients chosen"
     seeds = spec["run"].get("seeds", [])
@@ -336,21 +340,23 @@ def _settings_card(material: Material) -> str:
     experiment, federation = material.results.experiment, material.shared_federation()
     spec = experiment.spec
     run = spec["run"]
-    pairs = [("data set", _words(spec["data"])), ("partition", _words(spec["partition"]))]
+    pairs = [
+        (name, _words(spec[key])) for name, key in (("data set", "data"), ("partition", "partition")) if key in spec
+    ]
     if federation is not None:
         sizes = federation.num_examples
         pairs.append(
             (
                 "clients",
                 f"{federation.num_clients:,}, with {sizes.min():,.0f} to {sizes.max():,.0f} examples each "
-                f"({sizes.sum():,.0f} in all, {federation.num_classes} classes)",
+                f"({sizes.sum():,.0f} in all{f', {classes} classes' if (classes := federation.num_classes) else ''})",
             )
         )
     pairs += [(name, _words(spec[name])) for name in ("task", "local", "server") if spec.get(name)]
     pairs += [(name, _words(spec[name])) for name in ("availability", "faults", "simulator") if spec.get(name)]
     pairs += [
         ("rounds", f"{experiment.rounds:,}"),
-        ("cohort size", f"{run['budget']:,}" if run.get("budget") else "all available clients"),
+        ("cohort size", "" if experiment.recorded else f"{run.get('budget') or 'all available clients'}"),
         ("seeds", ", ".join(str(seed) for seed in run.get("seeds", []))),
         ("targets", ", ".join(f"{100 * target:g} %" for target in experiment.targets)),
         ("experiment", experiment.hash),
@@ -408,8 +414,10 @@ def _runs_card(results: Results) -> str:
 
 
 def _reproduce_card(results: Results) -> str:
-    """The spec and the commands that reproduce the results."""
+    """The spec and the commands that reproduce the results; empty for a recorded experiment."""
     experiment = results.experiment
+    if experiment.recorded:
+        return ""
     commands = f"fedpick run experiment.toml\nfedpick report --experiment {experiment.hash[:8]}"
     return (
         '<div class="card"><h3>Make it again</h3><p>Save the spec below as <code>experiment.toml</code>, then:</p>'

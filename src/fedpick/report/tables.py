@@ -22,6 +22,7 @@ from fedpick.theory.ca_fed import bias_bound_chi_square, bias_bound_total_variat
 
 __all__ = [
     "FORMATS",
+    "TIME_TITLE",
     "Column",
     "DifferenceColumn",
     "Table",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 NOT_REACHED = "N/A"
+TIME_TITLE = "Time waited for, per round (mean over the second half)"
 
 
 @dataclass(frozen=True)
@@ -181,11 +183,21 @@ def tables_of(results: Results, window: int = 1) -> list[Table]:
         "interval; a column without bold is a tie. N/A: some seed never reached the target."
     )
     note = _with_missing(note if seeds > 1 else "One seed shows no differences: nothing is marked.", results)
-    return [
+    made = [
         _table(f"{results.experiment.title}: accuracy", _accuracy_columns(results, window), results.policies, note),
         _table("Cost and fairness", _cost_columns(results), results.policies),
-        _table("Time waited for, per round (mean over the second half)", _time_columns(), results.policies),
+        _table(TIME_TITLE, _time_columns(), results.policies),
     ]
+    return [table for table in (_measured(each, results) for each in made) if table.columns]
+
+
+def _measured(table: Table, results: Results) -> Table:
+    """Without the columns that a recorded training loop did not measure. A simulation measures all of them."""
+    if not results.experiment.recorded:
+        return table
+    kept = [place for place in range(len(table.columns)) if any(line[place].known for _, line in table.lines)]
+    lines = tuple((label, tuple(line[place] for place in kept)) for label, line in table.lines)
+    return replace(table, columns=tuple(table.columns[place] for place in kept), lines=lines)
 
 
 def difference_columns(results: Results, window: int = 1) -> tuple[DifferenceColumn, ...]:
@@ -209,7 +221,8 @@ def difference_table(results: Results, against: str, window: int = 1) -> Table:
         f"Each policy minus {baseline.label}, seed by seed (pairs: {' or '.join(map(str, pairs)) or 0}): mean and 95 % "
         "confidence interval (Student's t). N/A: some seed of either never reached the target."
     )
-    return Table(f"Paired differences to {baseline.label}", columns, lines, _with_missing(note, results))
+    made = Table(f"Paired differences to {baseline.label}", columns, lines, _with_missing(note, results))
+    return _measured(made, results)
 
 
 def search_table(title: str, choices: Sequence[Choice], note: str) -> Table:

@@ -240,6 +240,8 @@ def _bytes_sent(policy: PolicyResults) -> float:
 
 def _cost(policy: PolicyResults, baseline: PolicyResults, results: Results) -> list[str]:
     own, other = _bytes_sent(policy), _bytes_sent(baseline)
+    if not own and not other:
+        return []  # a recorded training loop that does not count bytes
     rounds = _count(results.experiment.rounds, "round")
     ratio = own / other if other else 1.0
     if abs(ratio - 1) < 0.005:

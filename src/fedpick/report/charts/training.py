@@ -14,7 +14,6 @@ from fedpick.report.tables import DifferenceColumn, difference_columns
 
 __all__ = ["charts"]
 
-_AXES = ("round", "bytes")
 _MOST_SWEEPS = 4
 
 
@@ -29,6 +28,11 @@ def charts(material: Material, against: str | None, window: int) -> list[Chart |
     ]
 
 
+def _axes(material: Material) -> tuple[str, ...]:
+    counted = any(run.rounds["bytes_down"].any() for run in material.all_begun())
+    return ("round", "bytes") if counted else ("round",)
+
+
 def _accuracy(material: Material) -> Chart | None:
     targets = material.results.experiment.targets
     measures = [
@@ -41,7 +45,7 @@ def _accuracy(material: Material) -> Chart | None:
     if targets:
         caption += " Dotted: the targets."
     return line_chart(
-        material, measures, key="accuracy", title="Accuracy", caption=caption, axes=_AXES, each_seed=True,
+        material, measures, key="accuracy", title="Accuracy", caption=caption, axes=_axes(material), each_seed=True,
         targets=targets,
     )  # fmt: skip
 
@@ -53,7 +57,9 @@ def _loss(material: Material) -> Chart | None:
         Measure("train_loss", "training loss of the cohort", column("train_loss")),
     ]
     caption = "Lower is better. The cohort's own loss says little if a policy seeks clients with a high loss."
-    return line_chart(material, measures, key="loss", title="Loss", caption=caption, axes=_AXES, each_seed=True)
+    return line_chart(
+        material, measures, key="loss", title="Loss", caption=caption, axes=_axes(material), each_seed=True
+    )
 
 
 def _targets(material: Material) -> Chart | None:
