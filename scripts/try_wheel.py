@@ -134,6 +134,15 @@ def try_private(environment: Environment, store: Path) -> None:
     )
 
 
+def try_parquet(environment: Environment, store: Path) -> None:
+    """A table of clients."""
+    environment.python(
+        "import pyarrow\nfrom pyarrow import parquet\nfrom fedpick.data.client_table import read_clients\n"
+        "parquet.write_table(pyarrow.table({'id': ['a', 'b'], 'num_examples': [3, 4]}), 'clients.parquet')\n"
+        "assert read_clients('clients.parquet').num_examples.tolist() == [3, 4]"
+    )
+
+
 def try_postgres(environment: Environment, store: Path) -> None:
     """The driver is found: what fails is the connection, to a port on which nothing listens."""
     environment.python(
@@ -174,6 +183,7 @@ TRIALS: dict[str, Callable[[Environment, Path], None]] = {
     "sim": try_sim,
     "report": try_report,
     "private": try_private,
+    "parquet": try_parquet,
     "postgres": try_postgres,
     "flower": try_flower,
     "flower-simulation": try_flower_simulation,

@@ -26,12 +26,13 @@ MAY_IMPORT = {
     "sim": {"core", "availability", "data", "policies"},
     "experiments": {"core", "availability", "data", "policies", "sim", "testing", "theory"},
     "report": {"core", "availability", "data", "policies", "experiments", "theory"},
+    "advice": {"core", "availability", "data", "policies", "sim", "experiments", "report"},
     "adapter": {"core"},
     "flower": {"core", "policies", "adapter"},
     "__main__": {"cli"},
     "cli": {
         *("core", "availability", "data", "policies", "sim", "experiments", "report", "testing", "flower"),
-        *("theory", "private"),
+        *("theory", "private", "advice"),
     },
 }
 HEAVY = {"jax", "flwr", "pandas", "matplotlib", "plotly", "sqlalchemy", "ray", "torch", "sklearn"}

@@ -5,6 +5,8 @@ imports NumPy and SciPy only; the simulator, the reports and the Flower adapter 
 on demand.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from fedpick import policies
 from fedpick.core.errors import FedpickError
 from fedpick.core.policy import Policy, Signal
@@ -20,6 +22,9 @@ from fedpick.core.types import (
     aggregation_weights,
 )
 
+if TYPE_CHECKING:
+    from fedpick.advice import advise
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -34,7 +39,16 @@ __all__ = [
     "Session",
     "Signal",
     "__version__",
+    "advise",
     "aggregation_weights",
     "cite",
     "policies",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "advise":  # it imports the simulator, the store and the report
+        from fedpick.advice import advise
+
+        return advise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from fedpick import data
 from fedpick.core.errors import InvalidInput, UnknownName
+from fedpick.data.partition import OWN_CLIENTS
 from fedpick.data.types import Dataset
 
-DEALT = [name for name in data.partition_names() if name != "natural"]
+DEALT = [name for name in data.partition_names() if name not in OWN_CLIENTS]
 
 
 def make(labels, *, groups=None, num_classes=None, test=5) -> Dataset:

@@ -14,7 +14,7 @@ pytest.importorskip("jax")
 
 from fedpick import data
 from fedpick.data import loading, sources
-from fedpick.data.partition import dealer_class
+from fedpick.data.partition import OWN_CLIENTS, dealer_class
 from fedpick.experiments.spec import SpecError, load_spec, parse_spec
 from fedpick.experiments.validation import content_problems
 from fedpick.sim import tasks
@@ -141,11 +141,14 @@ def test_options_of_data_sets(name, options, says):
 
 @pytest.mark.parametrize("name", data.partition_names())
 def test_the_defaults_of_every_partition_pass(name):
-    clients = {} if name == "natural" else {"num_clients": 100}
-    own = {item.name: item.default for item in fields(dealer_class(name)) if item.init and item.default is not None}
+    clients = {} if name in OWN_CLIENTS else {"num_clients": 100}
+    given = {"path": "clients.csv"} if name == "table" else {}
+    own = given or {
+        item.name: item.default for item in fields(dealer_class(name)) if item.init and item.default is not None
+    }
     assert not problems("partition", name=name, **clients, **own)
     assert not problems("partition", name=name, **clients, **own, holdout=0.2)
-    assert "split must be three shares" in problems("partition", name=name, **clients, split=[0.5, 0.6, 0.1])
+    assert "split must be three shares" in problems("partition", name=name, **clients, **given, split=[0.5, 0.6, 0.1])
 
 
 def test_options_of_partitions():

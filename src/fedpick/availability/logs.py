@@ -27,7 +27,7 @@ import json
 import pickle
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -48,6 +48,7 @@ __all__ = [
     "DeviceLogs",
     "Replay",
     "ReplayTrace",
+    "client_id",
     "read_csv",
     "read_fedscale",
     "read_flash_json",
@@ -104,9 +105,17 @@ class DeviceLogs:
 
 
 def read_logs(
-    path: str | Path, *, format: str = "auto", series: str | None = None, requirements: Sequence[str] | None = None
+    path: str | Path,
+    *,
+    format: str = "auto",
+    series: str | None = None,
+    requirements: Sequence[str] | None = None,
+    known: Collection[str] | None = None,
 ) -> DeviceLogs:
-    """Read device logs. `auto` uses the file's ending: .npz, .csv, .json (FLASH), .pkl, .pickle or none (FedScale)."""
+    """Read device logs. `auto` uses the file's ending: .npz, .csv, .json (FLASH), .pkl, .pickle or none (FedScale).
+
+    `known` are the ids that a CSV may name; None: any.
+    """
     path = Path(path)
     if format == "auto":
         format = _ENDINGS.get(path.suffix.lower(), "")
@@ -124,7 +133,7 @@ def read_logs(
         return read_flash_json(path, requirements or FLASH_REQUIREMENTS)
     if format not in FORMATS:
         raise InvalidInput(f"format must be 'auto' or one of {', '.join(FORMATS)}. Got {format!r}.")
-    return read_csv(path) if format == "csv" else read_fedscale(path)
+    return read_csv(path, known) if format == "csv" else read_fedscale(path)
 
 
 def _whole_days(horizon: float) -> float:
@@ -175,13 +184,19 @@ _WORDS = {
 }
 
 
-def read_csv(path: str | Path) -> DeviceLogs:
+def client_id(text: str) -> str:
+    """Return an id as files are matched by it: without spaces around it, and without leading zeros of a number."""
+    text = text.strip()
+    return str(int(text)) if text.isdecimal() else text
+
+
+def read_csv(path: str | Path, known: Collection[str] | None = None) -> DeviceLogs:
     """Read lines of a client, a time and a state under a header, in any order.
 
     Columns: `client`, `device`, `id` or `user` (also with `_id`); `time`, `timestamp`, `t`, `seconds`, `date` or
     `datetime`; `state`, `status`, `online` or `available`. Times are seconds or ISO timestamps. With timestamps, the
     log's clock starts at midnight of the first day. States are 0, 1 and 2, or words such as on and off, true and false;
-    in a column `online` or `available`, 1 means available for training.
+    in a column `online` or `available`, 1 means available for training. `known` are the ids that it may name.
     """
     devices: dict[str, int] = {}
     rows: list[tuple[int, float | datetime, int]] = []
@@ -192,9 +207,11 @@ def read_csv(path: str | Path) -> DeviceLogs:
         for row in reader:
             client, time, state = ((row[columns[name][1]] or "").strip() for name in _COLUMNS)
             where = f"{path}, line {reader.line_num}"
-            client = str(int(client)) if client.isdecimal() else client
+            client = client_id(client)
             if not client:
                 raise DataError(f"{where}: the client is missing. Expected a client, a time and a state.")
+            if known is not None and client not in known:
+                raise DataError(f"{where}: there is no client {client!r} in the table of clients.")
             moment = _moment(time)
             if moment is None:
                 raise DataError(f"{where}: times must be at least 0 seconds, or ISO timestamps. Got {time!r}.")
@@ -445,6 +462,7 @@ class ReplayTrace(Trace):
         offset_seconds: float = 0.0,
         least_state: int = 2,
         assignment: str | None = None,
+        ids: Sequence[str] | None = None,
     ) -> None:
         super().__init__(num_clients, seed)
         if not (logs.states >= least_state).any():
@@ -455,7 +473,11 @@ class ReplayTrace(Trace):
         self.logs = logs
         self.round_seconds = round_seconds
         self.offset_seconds = offset_seconds
-        self.device, self.shift_days = _deal(num_clients, seed, logs, assignment)
+        if ids is None:
+            self.device, self.shift_days = _deal(num_clients, seed, logs, assignment)
+        else:
+            self.device = _devices_of(ids, logs.ids, num_clients)
+            self.shift_days = np.zeros(num_clients, dtype=np.int64)
         pairs, self._pair_of = np.unique(self.shift_days * len(logs) + self.device, return_inverse=True)
         self._pair_device, self._pair_shift = pairs % len(logs), pairs // len(logs) * DAY
         # One ascending axis for all devices: device d's events lie at d * stride + time.
@@ -560,6 +582,24 @@ def _devices_by_id(ids: tuple[str, ...] | None, num_clients: int) -> IntArray:
     return np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
 
 
+def _devices_of(ids: Sequence[str], logged: tuple[str, ...] | None, num_clients: int) -> IntArray:
+    """(N,) the device of every client, whose ids are given."""
+    if len(ids) != num_clients:
+        raise InvalidInput(f"The option ids needs one id for each of the {num_clients} clients. Got {len(ids)}.")
+    if logged is None:
+        raise InvalidInput("The option ids needs logs with ids: a CSV, or an .npz with an array `id`.")
+    device = {client_id(name): place for place, name in enumerate(logged)}
+    unknown = min(device.keys() - set(ids), default=None)
+    missing = next((name for name in ids if name not in device), None)
+    if unknown is not None or missing is not None:
+        fault = f"{missing!r} has no log" if unknown is None else f"{unknown!r} is no client"
+        raise InvalidInput(
+            f"Logs are matched by id: {fault}. Give every client a log, with one line of state 0 if it is never "
+            "available."
+        )
+    return np.array([device[name] for name in ids], dtype=np.int64)
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class Replay(AvailabilityProcess):
@@ -583,6 +623,8 @@ class Replay(AvailabilityProcess):
     """"id": client k has the log with the id k, or the k-th in sorted order if the ids are not numbers; "order": client
     k is device k of the file; "shuffle": at random. None: "id" if the log has ids (csv, npz with `id`), else "shuffle".
     """
+    ids: Sequence[str] | None = None
+    """The id of client 0, 1, ... in the log, in the place of `assignment`."""
     reference: ClassVar[str] = """@inproceedings{yang2021flash,
   title={Characterizing Impacts of Heterogeneity in Federated Learning upon Large-Scale Smartphone Data},
   author={Yang, Chengxu and Wang, Qipeng and Xu, Mengwei and Chen, Zhenpeng and Bian, Kaigui and Liu, Yunxin and
@@ -604,12 +646,23 @@ class Replay(AvailabilityProcess):
         choice(self, "format", ("auto", *FORMATS))
         if self.assignment is not None:
             choice(self, "assignment", ("id", "order", "shuffle"))
+        if self.ids is not None:
+            require(self.assignment is None, self, "assignment", "left out where ids are given")
+            listed = not isinstance(self.ids, str) and all(isinstance(each, str) for each in self.ids)
+            require(listed, self, "ids", "a list of texts, one per client")
+            assign(self, ids=tuple(client_id(each) for each in self.ids))
         known = bool(self.requirements) and set(self.requirements) <= set(FLASH_REQUIREMENTS)
         require(known, self, "requirements", f"a list of some of {', '.join(FLASH_REQUIREMENTS)}")
 
     def start(self, clients: Clients, seed: int) -> ReplayTrace:
         """See `AvailabilityProcess.start`; reads the file."""
-        logs = read_logs(self.path, format=self.format, series=self.series, requirements=self.requirements)
+        logs = read_logs(
+            self.path,
+            format=self.format,
+            series=self.series,
+            requirements=self.requirements,
+            known=None if self.ids is None else frozenset(self.ids),
+        )
         try:
             return ReplayTrace(
                 len(clients),
@@ -619,6 +672,7 @@ class Replay(AvailabilityProcess):
                 offset_seconds=self.offset_seconds,
                 least_state=self.least_state,
                 assignment=self.assignment,
+                ids=self.ids,
             )
         except InvalidInput as error:
             raise InvalidInput(f"{self.path}: {error}") from error

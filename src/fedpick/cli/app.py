@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedpick.cli import experiments, inventory, tune, verify
+from fedpick.cli import advise, experiments, inventory, tune, verify
 
 __all__ = ["app"]
 
@@ -41,6 +41,7 @@ def _root(
 
 app.command("demo")(experiments.demo)
 app.command("compare")(experiments.compare)
+app.command("advise")(advise.advise)
 app.command("run")(experiments.run)
 app.command("tune")(tune.tune)
 app.command("show")(experiments.show)

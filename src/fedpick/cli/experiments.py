@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedpick.report.analysis import Results
     from fedpick.report.verdict import Verdict
 
-__all__ = ["compare", "demo", "report", "run", "show"]
+__all__ = ["compare", "demo", "report", "run", "show", "write_html"]
 
 SpecArgument = Annotated[
     Path, typer.Argument(help="The experiment: a TOML file. FILE.toml#NAME is one variant of it.", metavar="SPEC")
@@ -221,7 +221,7 @@ def _tell(store: Store, outcome: Report, started: float, *, write_report: bool, 
     if outcome.stopped:
         typer.echo(f"Stopped; {outcome.stopped} runs are not finished. Go on with: {same_command()}", err=True)
         return INTERRUPTED
-    if write_report and (path := _write_html(store, outcome.experiment, None)) and not as_json:
+    if write_report and (path := write_html(store, outcome.experiment, None)) and not as_json:
         typer.echo(f"Report: {path}")
     if not as_json:
         typer.echo(f"Results: {store.name} ({time.monotonic() - started:.0f} s)")
@@ -313,7 +313,7 @@ def _report_path(store: Store, experiment: Experiment) -> Path:
     return directory / f"{_slug(experiment.title)}-{experiment.hash[:8]}.html"
 
 
-def _write_html(store: Store, experiment: Experiment, path: Path | None, **options: Any) -> Path | None:
+def write_html(store: Store, experiment: Experiment, path: Path | None, **options: Any) -> Path | None:
     """Write the HTML report; without the packages it needs, print how to install them and return None."""
     from fedpick.core.errors import MissingDependency
 
@@ -393,7 +393,7 @@ def report(
             if form == "markdown":
                 typer.echo("\n\n".join((f"**{verdict.headline}**", *verdict.details)) + "\n")
             typer.echo(tables.render(shown, form), nl=False)
-        if html and (path := _write_html(opened, chosen, output, window=window, against=against, grouping=groups)):
+        if html and (path := write_html(opened, chosen, output, window=window, against=against, grouping=groups)):
             typer.echo(f"Report: {path}", err=form != "terminal")
         if figures is not None:
             from fedpick.report import write_figures

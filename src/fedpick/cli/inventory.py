@@ -139,7 +139,7 @@ def data_show(
     partition: Annotated[
         str, typer.Option(autocompletion=complete_from("partition"), help="See: fedpick list partitions.")
     ] = "2spc",
-    clients: Annotated[int | None, typer.Option(help="Number of clients; default 100 (natural: fixed).")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients; default 100 (natural, table: fixed).")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     set_: SetOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Picture: .png, .svg or .pdf.")] = None,
@@ -148,10 +148,11 @@ def data_show(
     import numpy as np
 
     from fedpick import data
+    from fedpick.data.partition import OWN_CLIENTS
     from fedpick.report.figures.partition import draw_partition
 
     options = _options(set_)
-    if clients is not None or partition != "natural":
+    if clients is not None or partition not in OWN_CLIENTS:
         options["num_clients"] = 100 if clients is None else clients
     federation = data.partition(data.load(name), partition, seed=seed, **options)
     sizes = federation.sizes

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedpick.experiments.runner import Report
     from fedpick.experiments.tuning import Choice
 
-__all__ = ["tune"]
+__all__ = ["require_complete", "tune"]
 
 
 def tune(
@@ -80,7 +80,7 @@ def tune(
     with closing(Store(store)) as opened:
         progress, stop = make_progress(quiet=quiet, as_json=False), StopFlag(interrupts.finishing)
         outcome = run(searched, opened, processes=processes, latest=False, progress=progress, stop=stop)
-        _require_complete(outcome)
+        require_complete(outcome)
         choices = search.choose(opened, outcome.experiment, chosen, grid, score=score, evaluations=evaluations)
     _print_scores(searched.title, choices, score, f"{searched.rounds} rounds, seeds {list(searched.seeds)}.")
     for choice in choices:
@@ -97,7 +97,8 @@ def tune(
     typer.echo(f"Spec: {target}")
 
 
-def _require_complete(outcome: Report) -> None:
+def require_complete(outcome: Report) -> None:
+    """Print which runs failed or were stopped, and end the command if there are any."""
     for name, reason in outcome.failures.items():
         typer.echo(f"failed: {name}: {reason}", err=True)
     if outcome.stopped:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.core.errors import InvalidInput
-from fedpick.core.validation import whole
+from fedpick.core.validation import require, whole
+from fedpick.data.client_table import read_clients
 
 __all__ = [
     "Dealer",
@@ -22,10 +23,12 @@ __all__ = [
     "OneShard",
     "Owners",
     "Shards",
+    "Table",
     "TwoLabels",
     "TwoShards",
     "deal_counts",
     "deal_evenly",
+    "deal_rows",
     "ensure",
     "fill_empty",
     "require_examples",
@@ -202,6 +205,55 @@ class Natural:
     def deal(self, labels: NDArray[Any], num_clients: int, rng: np.random.Generator) -> Owners:
         """(n,) the client of every example; here the labels are the `groups` of the data set."""
         return np.unique(labels, return_inverse=True)[1].astype(np.int32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Clients with exactly the sizes and labels of a table (CSV or Parquet); examples are reused where too few."""
+
+    path: str
+    """The file; see `fedpick.data.client_table`."""
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.path, str) and bool(self.path), self, "path", "the path of a CSV or Parquet file")
+
+    def counts(self, num_classes: int) -> NDArray[np.int64]:
+        """(N, L) how many examples of each class every client gets; (N, 1) if the table has no labels."""
+        table = read_clients(self.path)
+        if table.histogram is None:
+            return table.num_examples[:, None]
+        ensure(
+            len(table.labels) <= num_classes,
+            f"{self.path} has {len(table.labels)} labels, and the data set {num_classes} classes: choose a data set "
+            "with at least as many, or merge labels.",
+        )
+        return table.histogram
+
+
+def deal_rows(labels: NDArray[Any], counts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """The rows of every client, one client after the other: `counts[k, label]` random examples of each label.
+
+    Clients take the examples of a label in turns, in random order. Where they ask for more than there are, the
+    examples are dealt again, so a client holds an example twice only if it asks for more of a label than there are.
+    """
+    num_clients, num_labels = counts.shape
+    offsets = np.concatenate([[0], np.cumsum(counts.sum(axis=1))])
+    places = offsets[:-1].copy()
+    rows = np.empty(offsets[-1], dtype=np.int64)
+    for label in range(num_labels):
+        pool = rng.permutation(np.flatnonzero(labels == label))
+        asked = counts[:, label]
+        ensure(
+            len(pool) > 0 or not asked.any(), f"The data set has no example of class {label}, which clients ask for."
+        )
+        order = rng.permutation(num_clients)
+        begins = np.empty(num_clients, dtype=np.int64)
+        begins[order] = np.cumsum(asked[order]) - asked[order]
+        within = np.arange(asked.sum()) - np.repeat(np.cumsum(asked) - asked, asked)
+        if len(within):
+            rows[np.repeat(places, asked) + within] = pool[(np.repeat(begins, asked) + within) % len(pool)]
+        places += asked
+    return rows
 
 
 def deal_counts(labels: NDArray[Any], counts: NDArray[np.int64], rng: np.random.Generator) -> Owners:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from fedpick.core.errors import InvalidInput, unknown_name
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.validation import is_whole
-from fedpick.data.dealers import Dealer, Iid, Natural, OneShard, Owners, Shards, TwoLabels, TwoShards
+from fedpick.data.dealers import Dealer, Iid, Natural, OneShard, Owners, Shards, Table, TwoLabels, TwoShards, deal_rows
 from fedpick.data.dirichlet import Clustered, DirichletClass, DirichletLognormal, DirichletQP
 from fedpick.data.types import Dataset, Federation
 
-__all__ = ["Partition", "dealer_class", "describe_partition", "partition", "partition_names"]
+__all__ = ["OWN_CLIENTS", "Partition", "dealer_class", "describe_partition", "partition", "partition_names"]
 
 _DEALERS: dict[str, type[Any]] = {
     "iid": Iid,
@@ -29,7 +29,10 @@ _DEALERS: dict[str, type[Any]] = {
     "two-labels": TwoLabels,
     "clustered": Clustered,
     "natural": Natural,
+    "table": Table,
 }
+OWN_CLIENTS = ("natural", "table")
+"""Partitions that know their clients: they take no `num_clients`."""
 
 
 def partition_names() -> tuple[str, ...]:
@@ -60,16 +63,20 @@ class Partition:
 
     name: str
     """The registered name of the dealer."""
-    dealer: Dealer
+    dealer: Dealer | Table
     num_clients: int | None = None
-    """The natural partition needs none; every other one does."""
+    """Those of OWN_CLIENTS need none; every other one does."""
     holdout: float = 0.0
     split: tuple[float, float, float] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         _shares(self.holdout, self.split)
-        if isinstance(self.dealer, Natural):
+        if isinstance(self.dealer, Table) and self.num_clients is not None:
+            raise InvalidInput(
+                f"The partition 'table' has the clients of its table. Got num_clients={self.num_clients}: leave it out."
+            )
+        if isinstance(self.dealer, (Natural, Table)):
             return
         if not is_whole(self.num_clients, 1):
             raise InvalidInput(
@@ -106,14 +113,17 @@ class Partition:
         rng = stream(self.seed, 0, Purpose.PARTITION)
         if isinstance(self.dealer, Natural):
             owner = self._natural_owners(dataset, self.dealer, rng)
-        elif not dataset.num_classes:
+            return self._federation(dataset, *_rows_of(owner, int(owner.max()) + 1, rng))
+        if not dataset.num_classes:
             raise InvalidInput(
                 f"The data set {dataset.name!r} has no labels to deal by: use the partition 'natural', which keeps "
                 f"its own clients. Got {self.name!r}."
             )
-        else:
-            owner = self.dealer.deal(dataset.train_y, int(self.num_clients or 0), rng)
-        return self._federation(dataset, owner, rng)
+        if isinstance(self.dealer, Table):
+            return self._from_table(dataset, self.dealer, rng)
+        num_clients = int(self.num_clients or 0)
+        owner = self.dealer.deal(dataset.train_y, num_clients, rng)
+        return self._federation(dataset, *_rows_of(owner, num_clients, rng))
 
     def _natural_owners(self, dataset: Dataset, dealer: Natural, rng: np.random.Generator) -> Owners:
         if dataset.groups is None:
@@ -130,21 +140,34 @@ class Partition:
             )
         return owner
 
-    def _federation(self, dataset: Dataset, owner: Owners, rng: np.random.Generator) -> Federation:
-        """Sort the rows by owner, shuffle each owner's rows, and cut every client's range."""
+    def _from_table(self, dataset: Dataset, dealer: Table, rng: np.random.Generator) -> Federation:
+        """Deal exactly what a table asks for. The test set gets the labels of all clients together."""
+        counts = dealer.counts(dataset.num_classes)
+        by_label = counts.shape[1] > 1
+
+        def classes(labels: NDArray[Any]) -> NDArray[Any]:
+            return labels if by_label else np.zeros(len(labels), np.int32)
+
+        rows = deal_rows(classes(dataset.train_y), counts, rng)
+        offsets = np.concatenate([[0], np.cumsum(counts.sum(axis=1))])
+        # Every client's rows in random order, so that each of its parts gets all labels.
+        owners = np.repeat(np.arange(len(counts)), np.diff(offsets))
+        rows = rows[np.lexsort([rng.random(len(rows)), owners])]
+        if by_label and len(dataset.test_y):
+            mix = _apportioned(counts.sum(axis=0), len(dataset.test_y))
+            test = deal_rows(dataset.test_y, mix[None, :], rng)
+            dataset = replace(dataset, test_x=dataset.test_x[test], test_y=dataset.test_y[test])
+        return self._federation(dataset, rows, offsets)
+
+    def _federation(self, dataset: Dataset, indices: NDArray[Any], offsets: NDArray[np.int64]) -> Federation:
+        """Cut every client's range of rows."""
         natural = isinstance(self.dealer, Natural)
-        num_clients = int(owner.max()) + 1 if natural else int(self.num_clients or 0)
-        shuffled: NDArray[Any] = rng.permutation(len(owner))
-        if len(owner) < 2**31:
-            shuffled = shuffled.astype(np.int32)
-        indices = shuffled[np.argsort(owner[shuffled], kind="stable")]
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=num_clients))]).astype(np.int64)
         train_ends, validation_ends = _cut(offsets, _shares(self.holdout, self.split))
         test_x, test_y = dataset.test_x, dataset.test_y
         if len(test_y) == 0 and (validation_ends < offsets[1:]).any():
             rows = indices[_positions(validation_ends, offsets[1:])]
             test_x, test_y = dataset.train_x[rows], dataset.train_y[rows]
-        options: dict[str, Any] = asdict(self.dealer)  # type: ignore[call-overload]  # every dealer is a dataclass
+        options: dict[str, Any] = asdict(self.dealer)  # type: ignore[arg-type]  # every dealer is a dataclass
         return Federation(
             name=dataset.name,
             partition=self.name,
@@ -178,6 +201,28 @@ def partition(dataset: Dataset, name: str, **options: Any) -> Federation:
     (5, True)
     """
     return Partition.named(name, **options).deal(dataset)
+
+
+def _rows_of(owner: Owners, num_clients: int, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Rows sorted by owner, each owner's in random order, and (N + 1,) where every owner's begin."""
+    shuffled: NDArray[Any] = rng.permutation(len(owner))
+    if len(owner) < 2**31:
+        shuffled = shuffled.astype(np.int32)
+    indices = shuffled[np.argsort(owner[shuffled], kind="stable")]
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=num_clients))]).astype(np.int64)
+    return indices, offsets
+
+
+def _apportioned(counts: NDArray[np.int64], total: int) -> NDArray[np.int64]:
+    """Whole numbers in proportion to the counts that sum to `total`, by largest remainders.
+
+    >>> _apportioned(np.array([3, 3, 1]), 10)
+    array([4, 4, 2])
+    """
+    shares = counts * (total / counts.sum())
+    result: NDArray[np.int64] = np.floor(shares).astype(np.int64)
+    result[np.argsort(result - shares, kind="stable")[: total - result.sum()]] += 1
+    return result
 
 
 def _shares(holdout: float, split: tuple[float, float, float] | None) -> tuple[float, float]:

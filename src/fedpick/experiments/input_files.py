@@ -14,11 +14,11 @@ from fedpick.experiments.validation import options_of
 
 __all__ = ["SECTIONS", "referenced_files", "refuse_changed_files"]
 
-SECTIONS = ("data", "task", "availability")
+SECTIONS = ("data", "partition", "task", "availability")
 
 
 def referenced_files(settings: Mapping[str, Any]) -> dict[str, str]:
-    """ "section.key" -> SHA-256, for every option that takes a path and names a file (device logs, writers)."""
+    """ "section.key" -> SHA-256, for every option that takes a path and names a file (device logs, writers, tables)."""
     found: dict[str, str] = {}
     for section in SECTIONS:
         table = settings[section]

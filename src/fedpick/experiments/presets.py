@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedpick.data.partition import OWN_CLIENTS
 from fedpick.experiments.inheritance import merge
 from fedpick.experiments.spec import Spec, parse_spec
 
@@ -78,12 +79,14 @@ def comparison(
     """
     content = merge(_PRESETS.get(dataset, _IMAGES), {"data": {"name": dataset}})
     if partition is not None:
-        natural = content["partition"]["name"] == "natural"
-        shared = {"num_clients": 100} if natural and partition != "natural" else {}
+        shared = {"num_clients": 100} if content["partition"]["name"] in OWN_CLIENTS else {}
         content = merge(content, {"partition": {**shared, "name": partition}})
-        if partition == "natural":
+        if partition in OWN_CLIENTS:
             content["partition"].pop("num_clients", None)
     content = merge(content, {"run": {"seeds": _SEEDS}, "policies": [{"name": name} for name in policies]})
+    for key, other in (("steps", "epochs"), ("epochs", "steps")):  # one of the two
+        if key in (changes or {}).get("local", {}):
+            content["local"] = {name: value for name, value in content["local"].items() if name != other}
     content = merge(content, changes or {}, source="command line")
     dealt = content["partition"]["name"]
     return parse_spec(content, source="command line", title=title or f"{dataset}, {dealt}")

@@ -165,7 +165,7 @@ def build(settings: Mapping[str, Any]) -> FederatedRun:
         noise_examples=parts.simulator.noise_examples,
     )
     session = Session(parts.policy, clients, parts.seed, provides=simulator.provides)
-    data_files = [f"{name} {digest}" for name, digest in files.items() if name.startswith("data.")]
+    data_files = [f"{name} {digest}" for name, digest in files.items() if name.startswith(("data.", "partition."))]
     histogram = federation.label_histogram
     row = {
         "key": hashlib.sha256("\n".join([*federation_texts(settings), *data_files]).encode()).hexdigest(),

@@ -23,7 +23,7 @@ from fedpick.core import registry
 from fedpick.core.errors import FedpickError, InvalidInput, MissingDependency
 from fedpick.core.imports import is_import_path
 from fedpick.data import loading
-from fedpick.data.partition import dealer_class
+from fedpick.data.partition import OWN_CLIENTS, dealer_class
 from fedpick.experiments import settings
 from fedpick.experiments.encoding import has_control_characters
 from fedpick.experiments.settings import RunSettings, alternatives, type_hints, typed
@@ -134,7 +134,11 @@ def options_of(section: str, name: str = "") -> list[Option] | None:
     if section == "data":
         return _fields(loading.options_source(name), skip=["seed"])
     if section == "partition":
-        shared = [Option("num_clients", int, name != "natural"), Option("holdout", float), Option("split", list[float])]
+        shared = [
+            Option("num_clients", int, name not in OWN_CLIENTS),
+            Option("holdout", float),
+            Option("split", list[float]),
+        ]
         return [*shared, *(_fields(dealer_class(name)) or [])]
     if section == "task":
         return _fields(tasks.options_source(name), skip=["input_shape", "num_classes"])
@@ -278,7 +282,7 @@ def _build(section: str, name: str, options: Table) -> object:
 
 def _good(section: str, table: Table) -> dict[str, Any]:
     """Options with which a section can be built, to try every given option with."""
-    if section != "partition" or table["name"] == "natural":
+    if section != "partition" or table["name"] in OWN_CLIENTS:
         return {}
     clients = table.get("num_clients", 0)
     return {"num_clients": clients if clients >= 1 else _MANY_CLIENTS}

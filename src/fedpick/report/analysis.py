@@ -152,12 +152,16 @@ class Difference(Quantity):
     @property
     def interval(self) -> tuple[float, float] | None:
         """95 % confidence interval of the mean (Student's t); None for fewer than two pairs or an unknown mean."""
+        return self.interval_at(0.95)
+
+    def interval_at(self, confidence: float) -> tuple[float, float] | None:
+        """The confidence interval at another level."""
         if self.mean is None or self.sd is None:
             return None
         from scipy import stats
 
         count = len(self.values)
-        half = float(stats.t.ppf(0.975, count - 1)) * self.sd / count**0.5
+        half = float(stats.t.ppf((1 + confidence) / 2, count - 1)) * self.sd / count**0.5
         return self.mean - half, self.mean + half
 
     @property

@@ -31,6 +31,8 @@ class Verdict:
 
     headline: str
     details: tuple[str, ...] = ()
+    choice: str | None = None
+    """The label of the policy to use: the cheapest of the best, or the baseline if nothing is better; None: unknown."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -103,7 +105,7 @@ def verdict_of(
         notes.append(
             f"{len(others)} policies are compared with {baseline.label}; by chance, 1 in 20 such intervals excludes 0."
         )
-    return Verdict(made.headline, (*made.details, *notes))
+    return replace(made, details=(*made.details, *notes))
 
 
 def _yardstick(policies: Sequence[PolicyResults], window: int) -> _Yardstick | None:
@@ -192,13 +194,14 @@ def _with_winner(rivals: _Rivals, accounts: Mapping[int, GroupAccount], results:
             f"{_names(unclear)} cannot be told from {leader.label}, nor from {baseline.label}, with these seeds."
         )
     details += [*_cost(chosen, baseline, results), *_payers(chosen, baseline, accounts)]
-    return Verdict(headline, tuple(details))
+    return Verdict(headline, tuple(details), chosen.label)
 
 
 def _without_winner(rivals: _Rivals) -> Verdict:
     baseline, yardstick = rivals.baseline, rivals.yardstick
     if not rivals.tied:
-        return Verdict(f"No policy is better than {baseline.label} in {yardstick.name}: all others are worse.")
+        headline = f"No policy is better than {baseline.label} in {yardstick.name}: all others are worse."
+        return Verdict(headline, choice=baseline.label)
     headline = (
         f"No difference in {yardstick.name} that these {rivals.seeds} seeds can show between {baseline.label} and "
         f"{_names([each.label for each in rivals.tied])}: a tie."
@@ -227,7 +230,7 @@ def _without_winner(rivals: _Rivals) -> Verdict:
     if _bytes_sent(cheapest) < 0.995 * _bytes_sent(dearest):
         low, high = _size(_bytes_sent(cheapest)), _size(_bytes_sent(dearest))
         details.append(f"Of these, {cheapest.label} sends the fewest bytes ({low}), {dearest.label} the most ({high}).")
-    return Verdict(headline, tuple(details))
+    return Verdict(headline, tuple(details), baseline.label)
 
 
 # What it costs

@@ -1,0 +1,190 @@
+"""Advice: the spec it runs, when it stops, what it says, and what it refuses before anything is written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+import fedpick
+from fedpick.core.errors import DataError, FedpickError, InvalidInput
+
+pytest.importorskip("jax", reason="the simulator is not installed: pip install 'fedpick[sim]'")
+
+from fedpick import advice
+from fedpick.experiments.runner import run
+from fedpick.experiments.spec import load_specs
+from fedpick.experiments.store import Store, open_store
+from fedpick.report.analysis import PolicyResults, Results, load_results
+
+TABLE = "id,label_a,label_b,label_c\nnorth,9,0,1\nsouth,0,12,0\neast,3,3,8\nwest,0,1,20\n"
+LOG = "client,time,state\nwest,0,on\nnorth,0,on\nnorth,600,off\nsouth,0,off\nsouth,600,on\neast,0,on\neast,1800,on\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clinics.csv").write_text(TABLE)
+    (tmp_path / "log.csv").write_text(LOG)
+    return tmp_path
+
+
+def small(**options):
+    settings = {"budget": 2, "rounds": 3, "seeds": 2, "policies": ["pow-d"], "changes": {"local": {"steps": 2}}}
+    return fedpick.advise("clinics.csv", **{**settings, **options})
+
+
+def test_the_spec_reproduces_the_runs_without_computing_them_again(folder):
+    given = small(availability="log.csv")
+    assert given.spec.name == "clinics-advice.toml"
+    (spec,) = load_specs(given.spec)
+    assert spec.hash == given.experiment.hash and spec.title == given.experiment.title
+    with closing(Store()) as store:
+        before = [(each.id, each.wall_seconds) for each in store.runs(given.experiment.id)]
+        report = run(spec, store)
+        assert report.complete
+        assert [(each.id, each.wall_seconds) for each in store.runs(report.experiment.id)] == before
+        (federation,) = {each.federation_id for each in store.runs(report.experiment.id) if each.seed == 0}
+        facts = store.federation(federation)
+    assert facts.label_histogram[:, :3].tolist() == [[9, 0, 1], [0, 12, 0], [3, 3, 8], [0, 1, 20]]
+
+
+def test_the_answer_says_what_it_is_and_what_it_cannot_know(folder):
+    given = small()
+    assert given.policy in ("uniform", "pow-d")
+    text = str(given)
+    for part in (given.headline, "What this cannot know:", "stand-in, digits", "always available", "with_policy("):
+        assert part in text
+    assert f"fedpick run {given.spec}" in text
+
+
+def test_logs_are_matched_by_the_ids_of_the_table(folder):
+    given = small(availability="log.csv")
+    with closing(open_store()) as store:
+        choices = store.choices(store.runs(given.experiment.id)[0].id, limit=2)
+        masks = [choice.available.tolist() for choice in choices]
+    #            north  south  east  west
+    assert masks == [[True, False, True, True], [False, True, True, True]]
+
+
+@pytest.mark.parametrize(
+    ("options", "files", "sentence"),
+    [
+        ({}, {"clinics.csv": TABLE.replace("12", "many")}, "clinics.csv, line 3: label_b must be a whole number"),
+        ({}, {"clinics.csv": TABLE.replace("id,", "")}, "clinics.csv, header: found no column of ids"),
+        ({}, {"clinics.csv": TABLE.replace("east", "south")}, "line 4: the client 'south' occurs twice"),
+        ({}, {"clinics.csv": TABLE.replace("20", "-20")}, "line 5: label_c must be a whole number of at least 0"),
+        ({"availability": "log.csv"}, {"log.csv": LOG + "nroth,9,on\n"}, "log.csv, line 9: there is no client 'nroth'"),
+        ({"availability": "log.csv"}, {"log.csv": LOG.replace("west,0,on\n", "")}, "'west' has no log"),
+        ({"budget": 5}, {}, "A budget of 5 is more than the 4 clients"),
+        ({"budget": 0}, {}, "'budget' parameter of advise"),
+        ({"seeds": 1}, {}, "'seeds' parameter of advise"),
+        ({"data": "nosuch"}, {}, "no data set named 'nosuch'"),
+        ({"policies": ["nosuch"]}, {}, "no policy named 'nosuch'"),
+        ({"changes": {"task": {"nosuch": 1}}}, {}, "no key 'nosuch'"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_written(folder, options, files, sentence):
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(FedpickError) as refusal:
+        small(**options)
+    assert sentence in str(refusal.value)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_the_ids_of_a_log_need_a_log_with_ids(folder):
+    (folder / "log.json").write_text('{"a": {"messages": "2020-01-28 18:00:00\\tbattery_charged_on\\n"}}')
+    with pytest.raises((DataError, InvalidInput)):
+        small(availability="log.json")
+
+
+def made(label: str, values) -> PolicyResults:
+    """A policy whose runs ended with these accuracies."""
+    import numpy as np
+
+    from fedpick.report.analysis import RunResults
+
+    class Fact:
+        def __init__(self, seed):
+            self.seed = seed
+
+    runs = tuple(
+        RunResults(
+            run=Fact(seed), rounds={"accuracy": np.array([value]), "round": np.array([0])}, counts=np.zeros(1), wanted=1
+        )
+        for seed, value in enumerate(values)
+    )
+    return PolicyResults(label=label, policy=label, runs=runs)
+
+
+@pytest.mark.parametrize(
+    ("policies", "worse", "clear"),
+    [
+        # One is better than all others by paired intervals: clear, and the others are dropped.
+        ({"uniform": [0.50, 0.51, 0.52], "a": [0.80, 0.81, 0.82], "b": [0.60, 0.61, 0.62]}, ["b"], True),
+        # The same within a point: clear, and nothing is dropped.
+        ({"uniform": [0.800, 0.811, 0.820], "a": [0.801, 0.810, 0.821]}, [], True),
+        # Noise: go on.
+        ({"uniform": [0.70, 0.80, 0.75], "a": [0.80, 0.72, 0.79]}, [], False),
+        # The loser goes, the two best stay to be told apart.
+        ({"uniform": [0.50, 0.51, 0.52], "a": [0.80, 0.75, 0.82], "b": [0.75, 0.81, 0.79], "c": [0.1, 0.1, 0.1]},
+         ["c"], False),
+    ],
+)  # fmt: skip
+def test_it_stops_where_the_answer_is_clear(policies, worse, clear):
+    results = Results(experiment=None, policies=tuple(made(*each) for each in policies.items()))
+    found = advice._judge(results)
+    assert (sorted(found[0]), found[1]) == (worse, clear)
+
+
+def test_a_dropped_policy_is_not_run_again(folder, monkeypatch):
+    """The later looks leave it out; the written spec has a variant for each look."""
+    monkeypatch.setattr(advice, "LOOKS", (2, 3))
+    judged = iter([({"md": -9.0}, False), ({}, True)])
+    monkeypatch.setattr(advice, "_judge", lambda results: next(judged))
+    given = small(policies=["md", "pow-d"], seeds=3)
+    assert given.dropped == ("md was dropped after 2 seeds: -9.0 points from the best one.",)
+    specs = load_specs(given.spec)
+    assert [[each.label for each in spec.policies] for spec in specs] == [
+        ["uniform", "md", "pow-d"],
+        ["uniform", "pow-d"],
+    ]
+    assert [len(spec.seeds) for spec in specs] == [2, 3]
+    assert specs[-1].hash == given.experiment.hash
+    with closing(open_store()) as store:
+        assert len(store.experiments()) == 2
+        results = load_results(store, given.experiment)
+        assert sorted(each.label for each in results.policies) == ["pow-d", "uniform"]
+
+
+def test_a_run_that_fails_ends_the_advice(folder, monkeypatch):
+    from fedpick.experiments.runner import Report
+
+    monkeypatch.setattr(
+        advice, "run", lambda *_, **__: Report(experiment=None, finished=0, stopped=0, failures={"a, seed 0": "why"})
+    )
+    with pytest.raises(advice.Unfinished, match="No advice: a, seed 0: why"):
+        small()
+
+
+def test_the_lines_for_flower_fit_what_the_policy_needs():
+    assert 'probe="evaluate"' in advice._flower_lines("pow-d", 10)
+    assert "probe" not in advice._flower_lines("herd", 10)
+    assert "label_histogram" in advice._flower_lines("fedgs", 10)
+
+
+def test_the_lines_for_flower_run():
+    pytest.importorskip("flwr")
+    from flwr.serverapp.strategy import FedAvg
+
+    for policy in ("uniform", "herd", "pow-d", "fedgs"):
+        exec(advice._flower_lines(policy, 3), {"FedAvg": FedAvg})
+
+
+def test_fedpick_stays_light():
+    code = "import fedpick, sys; print('fedpick.advice' in sys.modules, 'jax' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["False", "False"]
