@@ -14,29 +14,38 @@ from fedpick.policies.herd import Herd, reference
 
 def problem(rng, count, size):
     importance = rng.dirichlet(np.full(count, 5.0))
-    due = importance / selection_rates(importance, size)
+    share = importance / selection_rates(importance, size)
+    due = importance / selection_rates(importance, size, most=rng.uniform(0.2, 1.0, count))
     debt, recent = importance + 0.3 * rng.normal(size=count), importance + 0.1 * rng.normal(size=count)
     described = rng.normal(size=(count, 3))
-    return debt, recent, described - described.mean(axis=0), due
+    return debt, recent, described - described.mean(axis=0), share, due
 
 
-def objective(cohort, debt, recent, described, due, alpha):
-    kappa = (due * (described**2).sum(axis=1)).mean()
-    chosen = np.isin(np.arange(len(debt)), cohort) * due
-    rest = described.T @ (recent - chosen)
-    return alpha * rest @ rest / kappa + (1 - alpha) * ((debt - chosen) ** 2 / due).sum()
+def objective(cohort, debt, recent, described, share, due, alpha):
+    kappa = (share * (described**2).sum(axis=1)).mean()
+    chosen = np.isin(np.arange(len(debt)), cohort)
+    rest = described.T @ (recent - chosen * share)
+    return alpha * rest @ rest / kappa + (1 - alpha) * ((debt - chosen * due) ** 2 / due).sum()
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.95])
-def test_the_search_is_near_the_best_of_all_cohorts(alpha):
+def searched(policy, given, size, rng):
+    debt, recent, described, share, due = given
+    kappa = (share * (described**2).sum(axis=1)).mean()
+    everybody = np.arange(len(debt))
+    return policy._search(debt, described.T @ recent, described, share, due, kappa, everybody, size, rng)[0]
+
+
+@pytest.mark.parametrize("wanted", [0.0, 0.5, 0.95])
+def test_the_search_is_near_the_best_of_all_cohorts(wanted):
     rng = np.random.default_rng(1)
     best = 0
     for _ in range(200):
         count = int(rng.integers(4, 9))
         size = int(rng.integers(1, min(4, count)))
         given = problem(rng, count, size)
+        alpha = min(wanted, 4 * size / (4 * size + 1))  # what a cohort of this size uses
         exact = reference(*given, alpha, size)
-        found, _ = Herd(alpha=alpha)._search(*given, np.arange(count), size, rng)
+        found = searched(Herd(alpha=wanted), given, size, rng)
         assert len(found) == len(set(found.tolist())) == size
         optimum, reached = objective(exact, *given, alpha), objective(found, *given, alpha)
         assert reached >= optimum - 1e-9
@@ -46,7 +55,7 @@ def test_the_search_is_near_the_best_of_all_cohorts(alpha):
             for new in set(range(count)) - set(found.tolist()):
                 swapped = [new if member == old else member for member in found]
                 assert objective(swapped, *given, alpha) >= reached - 1e-9
-    assert best >= 170 if alpha else best == 200
+    assert best >= 170 if wanted else best == 200
 
 
 def test_swaps_never_make_it_worse():
@@ -54,9 +63,10 @@ def test_swaps_never_make_it_worse():
     for _ in range(100):
         given = problem(rng, 12, 4)
         with_swaps, without = (
-            Herd(swaps=swaps)._search(*given, np.arange(12), 4, np.random.default_rng(0))[0] for swaps in (True, False)
+            searched(Herd(swaps=swaps), given, 4, np.random.default_rng(0)) for swaps in (True, False)
         )
-        assert objective(with_swaps, *given, Herd().alpha) <= objective(without, *given, Herd().alpha) + 1e-9
+        alpha = min(Herd().alpha, 16 / 17)
+        assert objective(with_swaps, *given, alpha) <= objective(without, *given, alpha) + 1e-9
 
 
 def test_rates_are_filled_up():
@@ -64,6 +74,33 @@ def test_rates_are_filled_up():
     rates = selection_rates(np.array([0.7, 0.1, 0.1, 0.1]), 2)
     assert rates.tolist() == pytest.approx([1.0, 1 / 3, 1 / 3, 1 / 3])
     assert selection_rates(np.array([0.5, 0.5, 0.0]), 3).tolist() == [1.0, 1.0, 0.0]
+
+
+def test_rates_are_cut_at_the_availability():
+    rates = selection_rates(np.array([0.4, 0.3, 0.3]), 1, most=np.array([0.2, 1.0, 1.0]))
+    assert rates.tolist() == pytest.approx([0.2, 0.4, 0.4])
+    most = np.array([0.5, 0.25, 0.25])
+    assert selection_rates(np.array([0.2, 0.4, 0.4]), 3, most=most).tolist() == most.tolist()
+
+
+def test_if_all_available_clients_train_weights_are_importance_over_availability():
+    """Without descriptions: within a factor of 2 of adafed's weights."""
+    rng = np.random.default_rng(0)
+    importance = rng.dirichlet(np.ones(12))
+    clients = Clients(num_examples=np.ones(12), importance=importance)
+    ours, theirs = (
+        Session(policies.get(name, **options), clients, seed=0)
+        for name, options in (("herd", {"source": "none"}), ("adafed", {}))
+    )
+    often = rng.uniform(0.2, 0.9, 12)
+    for _ in range(400):
+        mask = rng.random(12) < often
+        mine, adafed = ours.ask(available=mask), theirs.ask(available=mask)
+        told(ours, mine)
+        told(theirs, adafed)
+    assert mine.clients.tolist() == adafed.clients.tolist()
+    ratio = mine.weights / adafed.weights
+    assert ratio.max() / ratio.min() < 4.2
 
 
 def told(session, selection, **reports):

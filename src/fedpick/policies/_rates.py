@@ -9,19 +9,26 @@ from fedpick.core.arrays import FloatArray, IntArray
 __all__ = ["draw_by_rates", "selection_rates"]
 
 
-def selection_rates(importance: FloatArray, size: int) -> FloatArray:
-    """q: proportional to importance, at most 1 each, with the sum `size`, or 1 for all if there are too few clients."""
+def selection_rates(importance: FloatArray, size: int, most: FloatArray | None = None) -> FloatArray:
+    """q: proportional to importance, at most `most` each (default 1), with the sum `size`, or `most` if that is less.
+
+    >>> selection_rates(np.array([0.7, 0.1, 0.1, 0.1]), 2)
+    array([1.        , 0.33333333, 0.33333333, 0.33333333])
+    >>> selection_rates(np.array([0.4, 0.3, 0.3]), 1, most=np.array([0.2, 1.0, 1.0]))
+    array([0.2, 0.4, 0.4])
+    """
+    highest = np.ones(len(importance)) if most is None else most
     rates = np.zeros(len(importance))
     free = importance > 0
-    left = min(size, int(np.count_nonzero(free)))
-    while left > 0:
+    left = float(size)
+    while left > 0 and free.any():
         share = importance * (left / importance[free].sum())
-        full = free & (share >= 1)
+        full = free & (share >= highest)
         if not full.any():
             rates[free] = share[free]
             break
-        rates[full] = 1.0
-        left -= int(np.count_nonzero(full))
+        rates[full] = highest[full]
+        left -= float(highest[full].sum())
         free &= ~full
     return rates
 

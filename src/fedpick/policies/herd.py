@@ -1,7 +1,9 @@
 """herd: choose the cohort whose weighted mean matches the whole population, and remember what every client is owed.
 
-Notation: p_k importance; m clients per round; q_k the rate at which client k should be chosen, p_k m cut at 1 and
-filled up so that the rates sum to m; h_k = p_k / q_k the weight of a chosen client; z_k a description of the client.
+Notation: p_k importance; m clients per round; a_k how often client k was available so far; z_k a description of it.
+    q_k = p_k m, cut at a_k and filled up so that the rates sum to m: how often client k can and should be chosen;
+    h_k = p_k / q_k, the weight that gives a client chosen so often the share p_k of all weight;
+    g_k = the same if all clients were always available (a_k = 1).
 
 State: two credits per client. In every round p_k arrives, and the weight with which a client was chosen is paid.
     c_k   the debt since the start. It is bounded, so that in the long run client k gets the share p_k of all weight,
@@ -11,12 +13,14 @@ State: two credits per client. In every round p_k arrives, and the weight with w
 
 Decision: among the available clients choose S, |S| = m, that minimises
 
-    J(S) = alpha |Z'b - sum over S of h_k z_k|^2 / kappa  +  (1 - alpha) sum over k of (c_k - [k in S] h_k)^2 / h_k
+    J(S) = alpha |Z'b - sum over S of g_k z_k|^2 / kappa  +  (1 - alpha) sum over k of (c_k - [k in S] h_k)^2 / h_k
 
-with kappa the mean of h_k |z_k|^2. The first term makes the cohort stand for the whole population, the second one
-balances the debt. The search takes one client after the other, the best one first, and then the best swaps.
+with kappa the mean of g_k |z_k|^2. Few clients cannot match a population, so alpha is at most 4 m / (4 m + 1). The
+first term makes the cohort stand for the whole population, the second one balances the debt. The search takes one
+client after the other, the best one first, and then the best swaps.
 
-Weights: those in [h_k / 4, 3 h_k] that minimise J for the chosen cohort, scaled so that they sum to 1.
+Weights: those w_k in [h_k / 2, 2 h_k] that minimise J for the chosen cohort, with w_k for g_k and h_k; scaled so that
+they sum to 1.
 
 z_k comes from the updates that the server receives anyway (`source="updates"`): the sketch of the client's update,
 normalised, averaged with the one before it and centred over the known clients. The sketch of a classifier is the update
@@ -26,7 +30,8 @@ the features in the table. A client that is not known yet has z_k = 0 and is cho
 A client that was chosen has paid, whether it completed or not; otherwise a client that never answers would be chosen
 for ever.
 
->>> reference(np.full(4, 0.25), np.full(4, 0.25), np.array([[1.0], [1.0], [-1.0], [-1.0]]), np.full(4, 0.5), 0.95, 2)
+>>> half = np.full(4, 0.5)
+>>> reference(half / 2, half / 2, np.array([[1.0], [1.0], [-1.0], [-1.0]]), half, half, 0.95, 2)
 (0, 2)
 """
 
@@ -51,18 +56,26 @@ _NEEDS = {"updates": Signal.SKETCH, "labels": Signal.LABEL_HISTOGRAM, "features"
 _SHORTLIST = 20_000
 """Candidates that the search compares; of more, those with the largest first gain."""
 _MOST_SWAPS = 100
+_LOWEST, _HIGHEST = 0.5, 2.0
+"""Bounds of a weight, in units of h_k."""
 _WEIGHT_PASSES = 10
 
 
 def reference(
-    debt: FloatArray, recent: FloatArray, described: FloatArray, due: FloatArray, alpha: float, size: int
+    debt: FloatArray,
+    recent: FloatArray,
+    described: FloatArray,
+    share: FloatArray,
+    due: FloatArray,
+    alpha: float,
+    size: int,
 ) -> tuple[int, ...]:
-    """J(S) as printed above, minimised over all cohorts: debt c, recent b, described (N, s) z, due h."""
-    kappa = (due * (described**2).sum(axis=1)).mean() or 1.0
+    """J(S) as printed above, minimised over all cohorts: debt c, recent b, described (N, s) z, share g, due h."""
+    kappa = (share * (described**2).sum(axis=1)).mean() or 1.0
 
     def objective(cohort: tuple[int, ...]) -> float:
         chosen = np.isin(np.arange(len(debt)), cohort)
-        matching = described.T @ recent - described.T @ np.where(chosen, due, 0.0)
+        matching = described.T @ recent - described.T @ np.where(chosen, share, 0.0)
         balance = (debt - np.where(chosen, due, 0.0)) ** 2 / due
         return float(alpha * (matching @ matching) / kappa + (1 - alpha) * balance.sum())
 
@@ -81,6 +94,10 @@ class HerdState:
     """(N,) c, before the importance of the coming round is added."""
     recent: FloatArray = per_client()
     """(N,) b, likewise."""
+    present: FloatArray = per_client()
+    """(N,) rounds in which the client was available."""
+    age: FloatArray = per_client()
+    """(N,) rounds since the client joined."""
 
 
 @final
@@ -89,14 +106,15 @@ class Herd(Policy[HerdState]):
     """Choose cohorts that stand for the whole population, and balance over time what every client is given.
 
     Args:
-        alpha: weight of matching the population against balancing the debt; 0 only balances.
+        alpha: weight of matching the population against balancing the debt; 0 only balances. A cohort of m clients uses
+            at most 4 m / (4 m + 1).
         fade: share of the recent credit that is forgotten per round; 1 matches every cohort on its own, 0 matches all
             cohorts so far together.
         source: what describes a client: "updates", "labels", "features" or "none" (then alpha has no effect).
         swaps: improve the cohort by swapping members after it was built.
     """
 
-    alpha: float = 0.98
+    alpha: float = 0.95
     fade: float = 0.8
     source: str = "updates"
     swaps: bool = True
@@ -121,42 +139,56 @@ class Herd(Policy[HerdState]):
         return frozenset({_NEEDS[self.source]}) if self.source in _NEEDS and self.alpha > 0 else frozenset()
 
     def init(self, clients: Clients, rng: np.random.Generator) -> HerdState:
-        """Nobody is owed anything; a newcomer starts like that too."""
-        nobody = np.empty(0, dtype=np.int64)
+        """Return a state in which no client is owed anything; a newcomer starts like that too."""
+        nothing = np.zeros(len(clients))
         return HerdState(
-            known=nobody, sketches=np.empty((0, 0)), debt=np.zeros(len(clients)), recent=np.zeros(len(clients))
+            known=np.empty(0, dtype=np.int64),
+            sketches=np.empty((0, 0)),
+            debt=nothing,
+            recent=nothing,
+            present=nothing,
+            age=nothing,
         )
 
     def select(self, state: HerdState, context: RoundContext, rng: np.random.Generator) -> tuple[Selection, HerdState]:
         """Minimise J over the cohorts of available clients."""
         importance = context.clients.importance
         debt, recent = state.debt + importance, state.recent + importance
+        present, age = state.present + context.available, state.age + 1
         candidates = np.flatnonzero(context.available)
         size = min(context.budget, len(candidates))
-        rates = selection_rates(importance, max(size, 1))
-        due = np.divide(importance, rates, out=np.zeros_like(importance), where=rates > 0)
+        share = _over(importance, selection_rates(importance, max(size, 1)))
+        # One more round of presence than was seen: an estimate of 0 would make the weight infinite.
+        due = _over(importance, selection_rates(importance, max(size, 1), most=(present + 1) / (age + 1)))
         described = self._described(state, context.clients)
-        kappa = float((due * np.einsum("ij,ij->i", described, described)).mean()) or 1.0
-        chosen, objective = self._search(debt, recent, described, due, candidates, size, rng)
-        raw = self._weights(debt[chosen], described[chosen], due[chosen], described.T @ recent, kappa)
+        kappa = float((share * np.einsum("ij,ij->i", described, described)).mean()) or 1.0
+        target = described.T @ recent
+        chosen, mismatch = self._search(debt, target, described, share, due, kappa, candidates, size, rng)
+        raw = self._weights(debt[chosen], described[chosen], due[chosen], target, kappa)
         total = raw.sum()
         weights = raw / total if total > 0 else np.full(size, 1 / max(size, 1))
         paid = np.zeros_like(debt)
         paid[chosen] = weights
         diagnostics = {
             "largest_debt": float(np.abs(debt - paid).max()),
-            "mismatch": objective,
+            "mismatch": mismatch,
             "known": int(np.count_nonzero(described.any(axis=1))),
         }
-        state = replace(state, debt=debt - paid, recent=(recent - paid) * (1 - self.fade))
+        state = replace(state, debt=debt - paid, recent=(recent - paid) * (1 - self.fade), present=present, age=age)
         return Selection(clients=chosen, weights=weights, diagnostics=diagnostics), state
+
+    def _alpha(self, size: int) -> float:
+        """The weight of matching for a cohort of this size."""
+        return min(self.alpha, 4 * size / (4 * size + 1))
 
     def _weights(
         self, debt: FloatArray, described: FloatArray, due: FloatArray, target: FloatArray, kappa: float
     ) -> FloatArray:
-        """(m,) the weights in [h_k / 4, 3 h_k] that minimise J for the chosen cohort, by coordinate descent."""
-        weights = np.clip(debt, due / 4, 3 * due)
-        scale = self.alpha / kappa
+        """(m,) the weights in [h_k / 2, 2 h_k] that minimise J for the chosen cohort, by coordinate descent."""
+        lowest, highest = _LOWEST * due, _HIGHEST * due
+        weights = np.clip(debt, lowest, highest)
+        alpha = self._alpha(len(due))
+        scale = alpha / kappa
         lengths = np.einsum("ij,ij->i", described, described)
         if not lengths.any():
             return weights
@@ -164,10 +196,8 @@ class Herd(Policy[HerdState]):
         for _ in range(_WEIGHT_PASSES):
             for k in np.flatnonzero(due):
                 toward = described[k] @ rest + lengths[k] * weights[k]
-                best = (scale * toward + (1 - self.alpha) * debt[k] / due[k]) / (
-                    scale * lengths[k] + (1 - self.alpha) / due[k]
-                )
-                new = min(max(best, due[k] / 4), 3 * due[k])
+                best = (scale * toward + (1 - alpha) * debt[k] / due[k]) / (scale * lengths[k] + (1 - alpha) / due[k])
+                new = min(max(best, lowest[k]), highest[k])
                 rest = rest + described[k] * (weights[k] - new)
                 weights[k] = new
         return weights
@@ -189,26 +219,27 @@ class Herd(Policy[HerdState]):
     def _search(
         self,
         debt: FloatArray,
-        recent: FloatArray,
+        target: FloatArray,
         described: FloatArray,
+        share: FloatArray,
         due: FloatArray,
+        kappa: float,
         candidates: IntArray,
         size: int,
         rng: np.random.Generator,
     ) -> tuple[IntArray, float]:
         """Greedy construction and best swaps. The fall of J for one more client k, with the mismatch r left so far, is
 
-        alpha (2 h_k z_k.r - h_k^2 |z_k|^2) / kappa + (1 - alpha) (2 c_k - h_k).
+        alpha (2 g_k z_k.r - g_k^2 |z_k|^2) / kappa + (1 - alpha) (2 c_k - h_k).
         """
-        target = described.T @ recent
-        kappa = float((due * np.einsum("ij,ij->i", described, described)).mean()) or 1.0
         if size == len(candidates):
-            rest = target - described[candidates].T @ due[candidates]
+            rest = target - described[candidates].T @ share[candidates]
             return candidates, float(rest @ rest) / kappa
         candidates = rng.permutation(candidates)  # the first of equal candidates wins
-        scaled = described[candidates] * due[candidates][:, None]
-        scale = self.alpha / kappa
-        own = (1 - self.alpha) * (2 * debt[candidates] - due[candidates])
+        scaled = described[candidates] * share[candidates][:, None]
+        alpha = self._alpha(size)
+        scale = alpha / kappa
+        own = (1 - alpha) * (2 * debt[candidates] - due[candidates])
         own -= scale * np.einsum("ij,ij->i", scaled, scaled)
         if len(candidates) > max(_SHORTLIST, 20 * size):
             first = own + 2 * scale * (scaled @ target)
@@ -249,6 +280,11 @@ class Herd(Policy[HerdState]):
             known=np.insert(state.known, places[~seen], clients[~seen]),
             sketches=np.insert(sketches, places[~seen], new[~seen], axis=0),
         )
+
+
+def _over(importance: FloatArray, rates: FloatArray) -> FloatArray:
+    """p / q, and 0 for a client without importance."""
+    return np.divide(importance, rates, out=np.zeros_like(importance), where=rates > 0)
 
 
 def _swap(
