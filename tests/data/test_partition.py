@@ -73,6 +73,8 @@ def test_every_example_goes_to_exactly_one_client(name, num_clients):
 def test_any_labels_are_dealt_completely_or_refused(name, counts, num_clients, seed, alpha, holdout):
     dataset = make(np.repeat(np.arange(len(counts)), counts))
     options = {"alpha": alpha} if name.startswith("dirichlet") else {}
+    if name == "dirichlet-mixture":
+        options = {"alphas": [alpha, 1.0]}
     try:
         federation = data.partition(dataset, name, num_clients=num_clients, seed=seed, holdout=holdout, **options)
     except InvalidInput as refusal:
@@ -298,3 +300,18 @@ def test_clusters_are_alike_within_different_between_and_those_of_availability(a
 def test_clusters_that_cannot_be_are_refused(options, says):
     with pytest.raises(InvalidInput, match=says):
         data.partition(balanced(), "clustered", num_clients=20, **options)
+
+
+def test_a_mixture_has_clients_with_few_labels_and_clients_with_all():
+    federation = data.partition(balanced(), "dirichlet-mixture", num_clients=10, alphas=[0.001, 100.0], seed=3)
+    labels = (federation.label_histogram > 0).sum(axis=1)
+    assert labels[:5].max() <= 3
+    assert labels[5:].min() >= 8
+    assert federation.sizes[:5].sum() == federation.sizes[5:].sum()
+
+
+def test_a_mixture_needs_a_client_per_alpha():
+    with pytest.raises(InvalidInput, match="at least one client per alpha"):
+        data.partition(balanced(), "dirichlet-mixture", num_clients=4)
+    with pytest.raises(InvalidInput, match="larger than 0"):
+        data.partition(balanced(), "dirichlet-mixture", num_clients=4, alphas=[0.1, -1.0])

@@ -5,6 +5,7 @@
 - `DirichletLognormal` (FedGS, appendix C): the sizes are lognormal *and* the label distributions Dirichlet; both are
   adjusted until they are consistent.
 - `DirichletClass` (Power-of-Choice, CA-Fed): each class is cut over the clients by one Dirichlet draw.
+- `DirichletMixture` (HiCS-FL): groups of clients, each dealt as by `DirichletClass` with its own alpha.
 - `Clustered` (CA-Fed, figure 5b): the classes are cut over clusters of clients; clients of a cluster are alike.
 """
 
@@ -19,10 +20,17 @@ from numpy.typing import NDArray
 from fedpick.availability.markov import cluster_of_clients
 from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
-from fedpick.core.validation import choice, number, whole
+from fedpick.core.validation import assign, choice, number, require, whole
 from fedpick.data.dealers import Owners, deal_counts, deal_evenly, ensure, fill_empty, require_examples
 
-__all__ = ["Clustered", "DirichletClass", "DirichletLognormal", "DirichletQP", "least_norm_sizes"]
+__all__ = [
+    "Clustered",
+    "DirichletClass",
+    "DirichletLognormal",
+    "DirichletMixture",
+    "DirichletQP",
+    "least_norm_sizes",
+]
 
 
 def _dense_labels(labels: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -225,6 +233,41 @@ def _cut_classes(
         counts[:, label] = np.diff(cuts, prepend=0)
         held += counts[:, label]
     return counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirichletMixture:
+    """Groups of clients with equal parts of every class, each cut over its clients by its own alpha (HiCS-FL).
+
+    The first group of clients has the first alpha, and so on. A small alpha gives a client one or two labels, a large
+    one all labels. A client without data gets one example of another client.
+    """
+
+    alphas: tuple[float, ...] = (0.001, 0.002, 0.005, 0.01, 0.5)
+
+    def __post_init__(self) -> None:
+        require(len(self.alphas) > 0, self, "alphas", "at least one number")
+        alphas = tuple(number(self, "alphas", "(0, inf)", value=alpha) for alpha in self.alphas)
+        assign(self, alphas=alphas)
+
+    def deal(self, labels: NDArray[Any], num_clients: int, rng: np.random.Generator) -> Owners:
+        """(n,) the client of every example."""
+        require_examples(len(labels), num_clients)
+        ensure(
+            num_clients >= len(self.alphas),
+            f"dirichlet-mixture needs at least one client per alpha ({len(self.alphas)}). Got {num_clients} clients.",
+        )
+        dense, class_counts = _dense_labels(labels)
+        group_of_example = np.empty(len(labels), dtype=np.int32)
+        for label in range(len(class_counts)):
+            rows = np.flatnonzero(dense == label)
+            group_of_example[rows] = rng.permutation(np.arange(len(rows)) % len(self.alphas))
+        owner = np.empty(len(labels), dtype=np.int32)
+        for group, members in enumerate(np.array_split(np.arange(num_clients, dtype=np.int32), len(self.alphas))):
+            rows = np.flatnonzero(group_of_example == group)
+            dealer = DirichletClass(alpha=self.alphas[group], min_examples=0)
+            owner[rows] = members[dealer.deal(labels[rows], len(members), rng)]
+        return fill_empty(owner, num_clients, rng)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from fedpick.core.errors import InvalidInput, unknown_name
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.validation import is_whole
 from fedpick.data.dealers import Dealer, Iid, Natural, OneShard, Owners, Shards, Table, TwoLabels, TwoShards, deal_rows
-from fedpick.data.dirichlet import Clustered, DirichletClass, DirichletLognormal, DirichletQP
+from fedpick.data.dirichlet import Clustered, DirichletClass, DirichletLognormal, DirichletMixture, DirichletQP
 from fedpick.data.types import Dataset, Federation
 
 __all__ = ["OWN_CLIENTS", "Partition", "dealer_class", "describe_partition", "partition", "partition_names"]
@@ -26,6 +26,7 @@ _DEALERS: dict[str, type[Any]] = {
     "dirichlet-qp": DirichletQP,
     "dirichlet-lognormal": DirichletLognormal,
     "dirichlet-class": DirichletClass,
+    "dirichlet-mixture": DirichletMixture,
     "two-labels": TwoLabels,
     "clustered": Clustered,
     "natural": Natural,
