@@ -4,8 +4,9 @@ import pytest
 
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Signal
+from fedpick.core.rng import Purpose
 from fedpick.core.types import Probe, Selection
-from fedpick.sim import LocalTraining, ServerStep, Simulator, tasks
+from fedpick.sim import LocalTraining, ServerStep, Simulator, hashing, tasks
 from tests.sim.naive_loop import assert_trees_close, make_federation, mean_loss, to_numpy, train_client
 
 LOCAL = LocalTraining(lr=0.1, steps=3, batch_size=8)
@@ -65,7 +66,7 @@ def test_a_trial_measures_the_model_that_training_would_give_and_commits_nothing
 def test_outputs_are_mean_answers_of_the_trained_model_on_common_noise():
     simulator = simulator_for(noise_examples=32)
     values = simulator.measure(Probe(clients=[2, 0], signal=Signal.OUTPUTS))
-    noise = simulator.engine.noise(32)
+    noise = simulator.examples.noise(hashing.key_from(simulator.seed, int(Purpose.MEASURE)), 32)
     for row, client in zip(values, (2, 0), strict=True):
         update, _ = train_client(simulator, simulator.params, client, 0)
         trained = jax.tree.map(np.add, to_numpy(simulator.params), update)

@@ -41,7 +41,7 @@ __all__ = ["FederatedRun", "build", "clients_and_trace", "compute", "refuse_earl
 
 # A checkpoint is written when the rounds since the last one took this many times longer than writing it.
 _CHECKPOINT_SHARE = 10.0
-_PACKAGES = ("numpy", "scipy", "jax", "jaxlib", "sqlalchemy")
+_PACKAGES = ("numpy", "scipy", "jax", "jaxlib", "torch", "sqlalchemy")
 """Whose versions the manifest holds."""
 
 
@@ -152,7 +152,7 @@ def build(settings: Mapping[str, Any]) -> FederatedRun:
     clients, trace = clients_and_trace(parts, federation)
     simulator = Simulator(
         federation,
-        parts.task.build(federation.x.shape[1:], federation.num_classes),
+        parts.task.build(federation.x.shape[1:], federation.num_classes, parts.simulator.engine),
         local=parts.local,
         server=parts.server,
         faults=parts.faults,

@@ -20,7 +20,7 @@
     [availability]         # optional: name and the options of that process; default: ideal
     name = "ideal"         # `history = 100`: policies see 100 rounds of masks before round 0
     [faults]               # optional: fields of fedpick.sim.Faults (dropout, nan, deadline, ...)
-    [simulator]            # optional: losses_on, shards, group, sketch, noise_examples of fedpick.sim.Simulator
+    [simulator]            # optional: losses_on, shards, group, sketch, noise_examples, engine of Simulator
     losses_on = "validation"
     [run]
     rounds = 500

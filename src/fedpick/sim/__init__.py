@@ -1,6 +1,6 @@
 """The fast simulator: tasks, local training, server step, measuring, faults and the loop that drives a policy.
 
-Importing this package does not import JAX; building a `Simulator` does.
+Importing this package imports neither JAX nor PyTorch; building a `Simulator` imports the one that its task needs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fedpick.sim.faults import Faults
 from fedpick.sim.loop import simulate
 from fedpick.sim.settings import LearningRate, LocalTraining, ServerStep
 from fedpick.sim.simulator import Simulator
-from fedpick.sim.tasks import Task
+from fedpick.sim.tasks import Task, TorchTask
 
 __all__ = [
     "Counters",
@@ -23,6 +23,7 @@ __all__ = [
     "Simulator",
     "Task",
     "Timings",
+    "TorchTask",
     "simulate",
     "tasks",
 ]

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray
+from fedpick.sim.examples import Examples
 from fedpick.sim.hashing import Key
+from fedpick.sim.settings import LocalTraining, ServerStep
 
-__all__ = ["Engine", "Params", "Rounds", "Trained", "Work"]
+__all__ = ["Engine", "Params", "Rounds", "Trainable", "Trained", "Work"]
 
 Params = Any
 Float32Array = NDArray[np.float32]
@@ -125,4 +127,31 @@ class Engine(Protocol):
 
     def rebuild(self, leaves: Sequence[NDArray[Any]]) -> tuple[Params, Params]:
         """Return the (params, velocity) made of these arrays; the inverse of `leaves`."""
+        ...
+
+
+class Trainable(Protocol):
+    """A task: a model, its loss, and the engine that trains it."""
+
+    @property
+    def name(self) -> str:
+        """What messages and stores call it."""
+        ...
+
+    @property
+    def outputs(self) -> Any:
+        """Whether the model has outputs that policies can compare; false: none."""
+        ...
+
+    def engine(
+        self,
+        examples: Examples,
+        local: LocalTraining,
+        server: ServerStep,
+        *,
+        seed: int,
+        shards: int | None = None,
+        group: int | None = None,
+    ) -> Engine:
+        """Make the engine that trains this task."""
         ...

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedpick.core.errors import InvalidInput
 from fedpick.data.types import Federation, Part
+from fedpick.sim.hashing import Key
 
 __all__ = ["Examples", "aligned", "frozen", "segment_means"]
 
@@ -30,6 +31,7 @@ class Examples:
         if len(order) >= 2**31:
             raise InvalidInput(f"The simulator takes fewer than 2**31 examples. Got {len(order)}.")
         self.shape: tuple[int, ...] = federation.x.shape[1:]
+        self.num_classes = federation.num_classes
         # Normalised once and kept as float32: normalising uint8 in every batch was measured to be slower.
         self.x = _shareable(_normalized(federation, federation.x, None if packed else order))
         self.y = _shareable(federation.y if packed else frozen(federation.y[order]))
@@ -45,6 +47,13 @@ class Examples:
         """Whether any client has data of this part."""
         first, last = self.ranges[part]
         return bool((last > first).any())
+
+    def noise(self, key: Key, count: int) -> NDArray[np.float32]:
+        """Return Gaussian inputs with the mean and spread of the data; its first rows stand for all of it."""
+        sample = np.asarray(self.x[:4096], np.float64)
+        generator = np.random.Generator(np.random.PCG64([int(key.high[0]), int(key.low[0])]))
+        drawn = generator.standard_normal((count, *self.shape))
+        return np.asarray(sample.mean() + sample.std() * drawn, np.float32)
 
     def of(self, clients: NDArray[np.int64], part: Part) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the rows of these clients one after another, and (d + 1,) where each client's begin."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Key", "fold", "key_from", "permute", "uniform_bits", "uniform_floats", "with_replacement"]
+__all__ = ["Key", "fold", "key_from", "permute", "sketch_cells", "uniform_bits", "uniform_floats", "with_replacement"]
 
 ROTATIONS = 16
 """With 16, all orders of 2 to 7 examples are equally likely in a test of 400 draws each; with 12 they are not."""
@@ -68,6 +68,13 @@ def with_replacement(key: Key, counter: Any, size: Any) -> Any:
     position = (fraction * size.astype(np.float32)).astype(np.int32)
     last = size.astype(np.int32) - 1
     return position - (position > last).astype(np.int32)
+
+
+def sketch_cells(key: Key, length: int, cells: int) -> tuple[Any, Any]:
+    """(length,) signs and (length,) cells of a count sketch, which keeps inner products in expectation; NumPy only."""
+    bits = uniform_bits(key, np.arange(length, dtype=np.uint32))
+    signs = np.where(bits & np.uint32(1), np.float32(1), np.float32(-1))
+    return signs, ((bits >> np.uint32(1)) % np.uint32(cells)).astype(np.int32)
 
 
 def _scaled(bits: Any, size: Any) -> Any:

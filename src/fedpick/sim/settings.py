@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from fedpick.core.errors import InvalidInput
 from fedpick.core.validation import assign, choice, number, whole
 from fedpick.data.types import Part
 
-__all__ = ["LearningRate", "LocalTraining", "ServerStep", "SimulatorSettings"]
+__all__ = ["EngineName", "LearningRate", "LocalTraining", "ServerStep", "SimulatorSettings"]
 
+EngineName = Literal["jax", "torch"]
 Sampling = Literal["epoch", "batch", "replacement"]
 
 
@@ -138,9 +139,13 @@ class SimulatorSettings:
     group: int | None = None
     sketch: int | None = None
     noise_examples: int = 128
+    engine: EngineName | None = None
+    """The library that trains one of fedpick's own tasks; None: JAX. A task of the user brings its own."""
 
     def __post_init__(self) -> None:
         choice(self, "losses_on", ("train", "validation", "test", "all"))
         for name in ("shards", "group", "sketch"):
             whole(self, name, 1, optional=True)
         whole(self, "noise_examples", 1)
+        if self.engine is not None:
+            choice(self, "engine", get_args(EngineName))

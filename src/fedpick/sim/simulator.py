@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,12 +26,10 @@ from fedpick.core.types import Clients, Outcome, Probe, Selection, aggregation_w
 from fedpick.core.writing import write_atomically
 from fedpick.data.types import Federation, Part
 from fedpick.sim import hashing, tasks
-from fedpick.sim.engine import Engine, Params, Rounds, Trained, Work
+from fedpick.sim.engine import Engine, Params, Rounds, Trainable, Trained, Work
 from fedpick.sim.examples import Examples, segment_means
 from fedpick.sim.faults import FaultDraw, Faults
-from fedpick.sim.jax_engine.setup import require_jax
-from fedpick.sim.settings import LocalTraining, ServerStep, SimulatorSettings
-from fedpick.sim.tasks import Task
+from fedpick.sim.settings import EngineName, LocalTraining, ServerStep, SimulatorSettings
 
 __all__ = ["Simulator"]
 
@@ -63,7 +61,7 @@ class Simulator:
 
     Args:
         federation: the clients' data.
-        task: a `Task`, or the name of one.
+        task: a `Task`, the name of one, a PyTorch module, or a function that makes a module.
         local: what a chosen client does.
         server: what the server does with the updates.
         seed: of the initial model, the mini-batches, the measurements and the faults.
@@ -74,12 +72,13 @@ class Simulator:
         group: clients per batched program; None: chosen by the engine.
         sketch: length of the sketch that answers an UPDATE probe; None: the whole update.
         noise_examples: common Gaussian inputs on which OUTPUTS probes are answered.
+        engine: "jax" or "torch", for a task given by name; None: JAX.
     """
 
     def __init__(
         self,
         federation: Federation,
-        task: Task | str,
+        task: Trainable | Callable[..., Any] | str,
         *,
         local: LocalTraining,
         server: ServerStep | None = None,
@@ -91,25 +90,29 @@ class Simulator:
         group: int | None = None,
         sketch: int | None = None,
         noise_examples: int = 128,
+        engine: EngineName | None = None,
     ) -> None:
-        require_jax()
-        from fedpick.sim.jax_engine.engine import JaxEngine
-
-        if isinstance(task, str):
-            task = tasks.get(task, input_shape=federation.x.shape[1:], num_classes=federation.num_classes)
         SimulatorSettings(
-            losses_on=losses_on, shards=shards, group=group, sketch=sketch, noise_examples=noise_examples
+            losses_on=losses_on,
+            shards=shards,
+            group=group,
+            sketch=sketch,
+            noise_examples=noise_examples,
+            engine=engine,
         )  # validates them
+        self.task = tasks.as_task(
+            task, input_shape=federation.x.shape[1:], num_classes=federation.num_classes, engine=engine
+        )
         self.clients = federation.clients() if clients is None else clients
         if len(self.clients) != federation.num_clients:
             raise InvalidInput(f"There are {federation.num_clients} clients with data and {len(self.clients)} rows.")
         self.federation, self.examples = federation, Examples(federation)
         if not self.examples.has(losses_on):
             raise InvalidInput(f"No client has {losses_on} data to measure losses on. Choose another losses_on.")
-        self.task, self.local, self.server = task, local, server or ServerStep()
+        self.local, self.server = local, server or ServerStep()
         self.seed, self.faults, self.losses_on = seed, faults, losses_on
         self.sketch, self.noise_examples = sketch, noise_examples
-        self.engine: Engine = JaxEngine(task, self.examples, local, self.server, seed=seed, shards=shards, group=group)
+        self.engine: Engine = self.task.engine(self.examples, local, self.server, seed=seed, shards=shards, group=group)
         self.params, self.velocity = self.engine.init()
         self.round = 0
         self.counters = Counters()

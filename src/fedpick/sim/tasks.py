@@ -1,8 +1,8 @@
-"""Tasks: a model and its loss, as three functions, and the settings that describe those of the papers.
+"""Tasks: a model and its loss, and the settings that describe those of the papers.
 
-A task of the user is a `Task` with `init`, `per_example_loss` and `correct`; where a name is expected, it is
+A task of the user is a `Task` of three functions in JAX, or a PyTorch module; where a name is expected, it is
 `package.module:function`, a function that returns one. The settings describe a model without any engine: importing
-them does not import JAX, and `build` makes the task for data of some shape.
+them imports neither JAX nor PyTorch, and `build` makes the task for data of some shape and an engine.
 
 >>> from fedpick.sim import tasks
 >>> "mlp" in tasks.names()
@@ -15,14 +15,19 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import ModuleType
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from fedpick.core.errors import InvalidInput, unknown_name
 from fedpick.core.imports import accepts, build_object, is_import_path, load_object
 from fedpick.core.validation import assign, choice, is_whole, number, require
+from fedpick.sim.engine import Engine, Trainable
+from fedpick.sim.examples import Examples
 from fedpick.sim.jax_engine.setup import require_jax
+from fedpick.sim.settings import EngineName, LocalTraining, ServerStep
+from fedpick.sim.torch_engine.setup import require_torch
+from fedpick.sim.torch_engine.task import TorchTask, torch_task
 
 __all__ = [
     "CnnCaFed",
@@ -37,7 +42,9 @@ __all__ = [
     "Sent140Mlp",
     "Task",
     "TaskSettings",
+    "TorchTask",
     "UserTask",
+    "as_task",
     "describe",
     "get",
     "names",
@@ -51,7 +58,7 @@ Params = Any
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """A model and its loss. `x` is (B, ...) float32, normalised; `y` is (B,)."""
+    """A model and its loss in JAX. `x` is (B, ...) float32, normalised; `y` is (B,)."""
 
     name: str
     init: Callable[[Array], Params]
@@ -67,16 +74,37 @@ class Task:
     group: int | None = None
     """Clients trained in one batched program; None: decided by the number of parameters."""
 
+    def engine(
+        self,
+        examples: Examples,
+        local: LocalTraining,
+        server: ServerStep,
+        *,
+        seed: int,
+        shards: int | None = None,
+        group: int | None = None,
+    ) -> Engine:
+        """The engine that trains this task."""
+        require_jax()
+        from fedpick.sim.jax_engine.engine import JaxEngine
+
+        return JaxEngine(self, examples, local, server, seed=seed, shards=shards, group=group)
+
 
 class TaskSettings(Protocol):
     """The options of a task."""
 
-    def build(self, input_shape: Sequence[int], num_classes: int) -> Task:
+    def build(self, input_shape: Sequence[int], num_classes: int, engine: EngineName | None = None) -> Trainable:
         """The task for examples of this shape and this number of classes."""
         ...
 
 
-def _models() -> ModuleType:
+def _models(engine: EngineName) -> ModuleType:
+    if engine == "torch":
+        require_torch()
+        from fedpick.sim.torch_engine import models as torch_models
+
+        return torch_models
     require_jax()
     from fedpick.sim.jax_engine import models
 
@@ -84,9 +112,9 @@ def _models() -> ModuleType:
 
 
 @lru_cache(maxsize=64)
-def _built(description: Any, input_shape: tuple[int, ...], num_classes: int) -> Task:
-    """The same settings give the same `Task` object, so all simulators of a process share its compiled programs."""
-    task: Task = description.make(_models(), input_shape, num_classes)
+def _built(description: Any, input_shape: tuple[int, ...], num_classes: int, engine: EngineName) -> Trainable:
+    """The same settings give the same task object, so all simulators of a process share its compiled programs."""
+    task: Trainable = description.make(_models(engine), input_shape, num_classes)
     return task
 
 
@@ -96,12 +124,17 @@ class _Described:
     usual_shape: ClassVar[tuple[int, ...]] = ()
     usual_classes: ClassVar[int] = 10
 
-    def build(self, input_shape: Sequence[int] | None = None, num_classes: int | None = None) -> Task:
+    def build(
+        self,
+        input_shape: Sequence[int] | None = None,
+        num_classes: int | None = None,
+        engine: EngineName | None = None,
+    ) -> Trainable:
         """The task for examples of this shape and this number of classes; default: those of the paper's data."""
         shape = self.usual_shape if input_shape is None else tuple(int(size) for size in input_shape)
-        return _built(self, shape, self.usual_classes if num_classes is None else num_classes)
+        return _built(self, shape, self.usual_classes if num_classes is None else num_classes, engine or "jax")
 
-    def make(self, models: Any, input_shape: tuple[int, ...], num_classes: int) -> Task:
+    def make(self, models: Any, input_shape: tuple[int, ...], num_classes: int) -> Trainable:
         """Build the task with the models of an engine."""
         raise NotImplementedError
 
@@ -129,11 +162,11 @@ class Mlp(_Described):
         choice(self, "dropout", ("none", "fedcor", "power-of-choice"))
         number(self, "rate", "[0, 1)")
 
-    def make(self, models: Any, input_shape: tuple[int, ...], num_classes: int) -> Task:
+    def make(self, models: Any, input_shape: tuple[int, ...], num_classes: int) -> Trainable:
         """See `_Described.make`."""
         dropped = {"none": (), "fedcor": range(len(self.hidden)), "power-of-choice": (1,)}[self.dropout]
         sizes = (math.prod(input_shape), *self.hidden, num_classes)
-        task: Task = models.perceptron("mlp", sizes, dropped=frozenset(dropped), rate=self.rate)
+        task: Trainable = models.perceptron("mlp", sizes, dropped=frozenset(dropped), rate=self.rate)
         return task
 
 
@@ -144,9 +177,9 @@ class Sent140Mlp(_Described):
     usual_shape = (200,)
     usual_classes = 2
 
-    def make(self, models: Any, input_shape: tuple[int, ...], num_classes: int) -> Task:
+    def make(self, models: Any, input_shape: tuple[int, ...], num_classes: int) -> Trainable:
         """See `_Described.make`."""
-        task: Task = models.perceptron("sent140-mlp", (math.prod(input_shape), 128, 86, 30, num_classes))
+        task: Trainable = models.perceptron("sent140-mlp", (math.prod(input_shape), 128, 86, 30, num_classes))
         return task
 
 
@@ -164,9 +197,9 @@ class Logistic(_Described):
         choice(self, "start", ("default", "zero", "zero-bias"))
         number(self, "ridge", "[0, inf)")
 
-    def make(self, models: Any, input_shape: tuple[int, ...], num_classes: int) -> Task:
+    def make(self, models: Any, input_shape: tuple[int, ...], num_classes: int) -> Trainable:
         """See `_Described.make`."""
-        task: Task = models.logistic(math.prod(input_shape), num_classes, ridge=self.ridge, start=self.start)
+        task: Trainable = models.logistic(math.prod(input_shape), num_classes, ridge=self.ridge, start=self.start)
         return task
 
 
@@ -187,14 +220,14 @@ class Convolutional(_Described):
         """Which convolutions are followed by max-pooling."""
         return (True,) * len(self.filters)
 
-    def make(self, models: Any, input_shape: tuple[int, ...], num_classes: int) -> Task:
+    def make(self, models: Any, input_shape: tuple[int, ...], num_classes: int) -> Trainable:
         """See `_Described.make`."""
         if len(input_shape) != 3:
             raise InvalidInput(
                 f"{self.name} works on images of shape (height, width, channels). Got {input_shape}; choose the task "
                 "mlp or logistic for flat data."
             )
-        task: Task = models.convolutional(self, input_shape, num_classes)
+        task: Trainable = models.convolutional(self, input_shape, num_classes)
         return task
 
 
@@ -266,11 +299,11 @@ class Quadratic(_Described):
     start_scale: float = 100.0
     """The model w starts at start_scale * N(0, 1)."""
 
-    def make(self, models: Any, input_shape: tuple[int, ...], num_classes: int) -> Task:
+    def make(self, models: Any, input_shape: tuple[int, ...], num_classes: int) -> Trainable:
         """See `_Described.make`."""
         if len(input_shape) != 2 or input_shape[0] != 2:
             raise InvalidInput(f"The quadratic needs examples of shape (2, dimension). Got {input_shape}.")
-        task: Task = models.quadratic(input_shape[1], start_scale=self.start_scale)
+        task: Trainable = models.quadratic(input_shape[1], start_scale=self.start_scale)
         return task
 
 
@@ -281,8 +314,18 @@ class UserTask:
     target: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def build(self, input_shape: Sequence[int] | None = None, num_classes: int | None = None) -> Task:
+    def build(
+        self,
+        input_shape: Sequence[int] | None = None,
+        num_classes: int | None = None,
+        engine: EngineName | None = None,
+    ) -> Trainable:
         """Call the function, with the shape and the number of classes if it takes them."""
+        if engine is not None:
+            raise InvalidInput(
+                f"'engine' chooses for fedpick's own tasks. The task {self.target!r} brings its engine with it: leave "
+                "'engine' out."
+            )
         function = load_object("task", self.target)
         data = {"input_shape": input_shape, "num_classes": num_classes}
         given = {key: value for key, value in data.items() if value is not None and accepts(function, key)}
@@ -290,11 +333,19 @@ class UserTask:
         # As `_built`, for options that may not be hashable.
         key = (function, repr(sorted(options.items())))
         if key not in _USER_TASKS:
-            _USER_TASKS[key] = build_object("task", self.target, function, Task, options)
+            made = build_object("task", self.target, function, object, options)
+            ready = isinstance(made, (Task, TorchTask))
+            if not ready and not callable(made):
+                raise InvalidInput(
+                    f"The task {self.target!r} must return a fedpick.sim.Task or a torch.nn.Module. "
+                    f"Got {type(made).__name__}."
+                )
+            # A module is made again under the seed of every run.
+            _USER_TASKS[key] = made if ready else torch_task(partial(function, **options), self.target)
         return _USER_TASKS[key]
 
 
-_USER_TASKS: dict[tuple[Callable[..., Any], str], Task] = {}
+_USER_TASKS: dict[tuple[Callable[..., Any], str], Trainable] = {}
 _TASKS: dict[str, type[_Described]] = {
     "mlp": Mlp,
     "cnn-fedcor": CnnFedCor,
@@ -340,11 +391,37 @@ def settings(name: str, **options: Any) -> TaskSettings:
     return built
 
 
-def get(name: str, *, input_shape: Sequence[int] | None = None, num_classes: int | None = None, **options: Any) -> Task:
+def get(
+    name: str,
+    *,
+    input_shape: Sequence[int] | None = None,
+    num_classes: int | None = None,
+    engine: EngineName | None = None,
+    **options: Any,
+) -> Any:
     """Build a task by name. `input_shape` and `num_classes` come from the data, the other options are the task's own.
 
     `package.module:function` is your own: the function is called with the options, and with those two if it takes them.
+    `engine` chooses the library that trains one of fedpick's own tasks: "jax" (the default) or "torch".
     """
+    if engine is not None:
+        choice("tasks.get", "engine", get_args(EngineName), value=engine)
     description: Any = settings(name, **options)
-    task: Task = description.build(input_shape, num_classes)
-    return task
+    return description.build(input_shape, num_classes, engine)
+
+
+def as_task(task: Any, *, input_shape: Sequence[int], num_classes: int, engine: EngineName | None = None) -> Trainable:
+    """The task behind its name, a PyTorch module or a function that makes one; a task is returned as it is."""
+    if isinstance(task, str):
+        named: Trainable = get(task, input_shape=input_shape, num_classes=num_classes, engine=engine)
+        return named
+    if engine is not None:
+        raise InvalidInput("'engine' chooses for tasks given by name. A task or a module brings its engine with it.")
+    if isinstance(task, (Task, TorchTask)):
+        return task
+    if not callable(task):
+        raise InvalidInput(
+            "The task must be the name of one, a fedpick.sim.Task, a torch.nn.Module or a function that returns one. "
+            f"Got {type(task).__name__}."
+        )
+    return torch_task(task)

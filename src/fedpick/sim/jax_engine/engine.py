@@ -328,7 +328,8 @@ class JaxEngine:
 
     def outputs(self, params: Params, work: Work, noise_examples: int) -> FloatArray:
         """(k, s): the mean output, on common noise, of each client's model after training."""
-        describe = partial(_mean_outputs, self.task, self.noise(noise_examples))
+        noise = self.examples.noise(hashing.key_from(self.seed, int(Purpose.MEASURE)), noise_examples)
+        describe = partial(_mean_outputs, self.task, jnp.asarray(noise))
         return self._vectors(params, work, describe, ("outputs", noise_examples))
 
     def _vectors(
@@ -347,14 +348,6 @@ class JaxEngine:
             params, self.x, self.y, _words(work.key), cohort, np.float32(work.lr)
         )
         return np.asarray(rows)[:count].astype(np.float64)
-
-    def noise(self, count: int) -> Array:
-        """Return Gaussian inputs with the mean and spread of the data; its first rows stand for all of it."""
-        sample = np.asarray(self.x[:4096], np.float64)
-        key = hashing.key_from(self.seed, int(Purpose.MEASURE))
-        generator = np.random.Generator(np.random.PCG64([int(key.high[0]), int(key.low[0])]))
-        drawn = generator.standard_normal((count, *self.examples.shape))
-        return jnp.asarray(sample.mean() + sample.std() * drawn, jnp.float32)
 
 
 @cache
@@ -416,10 +409,8 @@ def _flat_update(sketch: int | None, key: hashing.Key, params: Params, update: P
     flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(update)])
     if sketch is None:
         return flat
-    bits = hashing.uniform_bits(key, np.arange(flat.shape[0], dtype=np.uint32))
-    signs = np.where(bits & np.uint32(1), np.float32(1), np.float32(-1))
-    cells = (bits >> np.uint32(1)) % np.uint32(sketch)
-    return jax.ops.segment_sum(flat * signs, cells.astype(np.int32), num_segments=sketch)
+    signs, cells = hashing.sketch_cells(key, flat.shape[0], sketch)
+    return jax.ops.segment_sum(flat * signs, cells, num_segments=sketch)
 
 
 def _for_flat_rows(task: Task, shape: tuple[int, ...]) -> Task:

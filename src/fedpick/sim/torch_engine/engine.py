@@ -1,0 +1,317 @@
+"""The PyTorch engine: clients train side by side in threads that use one core each.
+
+A client's update is a function of the received model and (seed, round, client). Updates are added up in the order of
+the cohort. The numbers therefore do not depend on the number of threads, nor on which of them is faster.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedpick.core.arrays import FloatArray
+from fedpick.core.errors import InvalidInput
+from fedpick.core.rng import Purpose
+from fedpick.sim import hashing
+from fedpick.sim.engine import Float32Array, Trained, Work
+from fedpick.sim.examples import Examples
+from fedpick.sim.settings import LocalTraining, ServerStep
+from fedpick.sim.torch_engine.checks import check_module, labels
+from fedpick.sim.torch_engine.setup import default_threads, in_threads
+from fedpick.sim.torch_engine.task import TorchTask
+from fedpick.sim.torch_engine.training import Model, Replica, Trainer, as_inputs, draw_rows, seed_of
+
+__all__ = ["TorchEngine"]
+
+Tensor = Any
+BLOCK = 2**18
+"""Numbers in a block of examples when measuring."""
+
+
+class _Answer(NamedTuple):
+    """What one client sends back."""
+
+    update: tuple[Tensor, ...]
+    buffers: tuple[Tensor, ...]
+    loss: float
+    norm: float
+    """Of the update; not finite if anything in the answer is not."""
+
+
+@dataclass
+class _DoneRounds:
+    """Rounds that were trained one after another."""
+
+    trained: Sequence[Trained]
+    params: Model
+    velocity: Any
+
+    def result(self, step: int) -> Trained:
+        """Return one of the rounds."""
+        return self.trained[step]
+
+
+class TorchEngine:
+    """Train and measure with PyTorch; see `fedpick.sim.engine.Engine`.
+
+    Args:
+        task: the module and its loss.
+        examples: the clients' examples.
+        local: what a client does.
+        server: what the server does with the updates.
+        seed: of the initial model, the sketch and the noise.
+        shards: threads; None: one per core. The numbers do not depend on it.
+        group: of no effect here.
+    """
+
+    rounds_at_once = 1
+
+    def __init__(
+        self,
+        task: TorchTask,
+        examples: Examples,
+        local: LocalTraining,
+        server: ServerStep,
+        *,
+        seed: int,
+        shards: int | None = None,
+        group: int | None = None,
+    ) -> None:
+        self.task, self.examples, self.local, self.server, self.seed = task, examples, local, server, seed
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.threads = (shards or default_threads()) if self.device == "cpu" else 1
+        shape = examples.shape
+        self.shape = (shape[2], shape[0], shape[1]) if len(shape) == 3 else shape
+        module = task.build(seed_of(hashing.key_from(seed, int(Purpose.MODEL))), shape, examples.num_classes)
+        found = check_module(task, module, examples, local, self.shape)
+        self._module, self._changing = module, found.changing
+        self._replicas: list[Replica] = []
+        with self._replica() as replica:
+            self._initial = replica.state()
+        self._trainer = Trainer(
+            task, local, self._tensor(examples.x), labels(examples.y).to(self.device), self.shape, found.random
+        )
+        self.test_x, self.test_y = self._tensor(examples.test_x), labels(examples.test_y).to(self.device)
+        self.num_parameters = sum(weight.numel() for weight in self._initial.weights)
+        tensors = [*self._initial.weights, *self._initial.buffers]
+        self.model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self._block = task.evaluation_batch or max(32, BLOCK // max(1, math.prod(shape)))
+
+    def _tensor(self, rows: Float32Array) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nor is it written
+            return torch.from_numpy(rows).to(self.device)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What else decides the last bits."""
+        return {"engine": "torch", "backend": self.device}
+
+    @contextmanager
+    def _replica(self) -> Iterator[Replica]:
+        """A copy of the module for the thread that asks; at most one per thread is made."""
+        try:
+            replica = self._replicas.pop()
+        except IndexError:
+            replica = Replica(self._module, self._changing, self.device, images=len(self.shape) == 3)
+        try:
+            yield replica
+        finally:
+            self._replicas.append(replica)
+
+    # Models
+
+    def init(self) -> tuple[Model, Any]:
+        """Return the initial (params, velocity) of this seed."""
+        return self._initial, self._zeros() if self.server.momentum else ()
+
+    def _zeros(self) -> tuple[Tensor, ...]:
+        return tuple(torch.zeros_like(weight) for weight in self._initial.weights)
+
+    def leaves(self, params: Model, velocity: Any) -> list[Any]:
+        """Return the arrays of a model, in a fixed order."""
+        return [*params.weights, *params.buffers, *velocity]
+
+    def rebuild(self, leaves: Sequence[NDArray[Any]]) -> tuple[Model, Any]:
+        """Return the (params, velocity) made of these arrays."""
+        tensors = [torch.tensor(leaf) for leaf in leaves]
+        weights, buffers = len(self._initial.weights), len(self._initial.buffers)
+        model = Model(tuple(tensors[:weights]), tuple(tensors[weights : weights + buffers]))
+        return model, tuple(tensors[weights + buffers :])
+
+    # Training
+
+    def train(self, params: Model, velocity: Any, work: Work) -> Trained:
+        """Train the clients of `work` and take the server step."""
+        count = len(work.clients)
+        losses, norms = np.full((2, count), np.nan, np.float32)
+        sketches: list[FloatArray] = []
+        total, buffers = self._zeros(), [torch.zeros_like(buffer, dtype=torch.float64) for buffer in params.buffers]
+        shares = 0.0
+        for place, answer in enumerate(self._answers(params, work)):
+            losses[place], norms[place] = answer.loss, answer.norm
+            weight = float(np.float32(work.weights[place]))
+            if work.sketch:
+                sketches.append(_head(answer.update).numpy())
+            if math.isfinite(answer.norm):
+                torch._foreach_add_(total, answer.update, alpha=weight)
+                shares += weight
+                for so_far, buffer in zip(buffers, answer.buffers, strict=True):
+                    so_far += weight * buffer.to(torch.float64)
+        if shares > 0:
+            mean = tuple(_as(value / shares, old) for value, old in zip(buffers, params.buffers, strict=True))
+            stepped, moved = self._server_step(params.weights, velocity, total, work.server_lr)
+            if all(bool(torch.isfinite(tensor).all()) for tensor in [*stepped, *mean]):
+                params, velocity = Model(stepped, mean), moved
+            else:
+                losses[:], norms[:] = np.nan, np.nan
+                sketches = [np.full_like(sketch, np.nan) for sketch in sketches]
+        described = np.stack(sketches).astype(np.float32) if sketches else np.empty((count, 0), np.float32)
+        return Trained(params, velocity, losses, norms, described)
+
+    def _server_step(
+        self, weights: Sequence[Tensor], velocity: Any, total: Sequence[Tensor], lr: float
+    ) -> tuple[tuple[Tensor, ...], Any]:
+        """The weights and the momentum after the step."""
+        server, moved = self.server, velocity
+        if server.momentum or server.weight_decay:
+            gradient = [server.weight_decay * w - s for w, s in zip(weights, total, strict=True)]
+            if server.momentum:
+                gradient = [server.momentum * v + g for v, g in zip(velocity, gradient, strict=True)]
+                moved = tuple(gradient)
+            stepped = [w - lr * g for w, g in zip(weights, gradient, strict=True)]
+        else:
+            stepped = [w + lr * s for w, s in zip(weights, total, strict=True)]
+        if server.radius is not None:
+            norm = math.sqrt(sum(float((weight.double() ** 2).sum()) for weight in stepped))
+            stepped = [weight * min(1.0, server.radius / max(norm, 1e-30)) for weight in stepped]
+        return tuple(stepped), moved
+
+    def _answers(self, params: Model, work: Work) -> Iterator[_Answer]:
+        """The answers of the clients, in their order."""
+        state = torch.get_rng_state()
+        try:
+            yield from in_threads(partial(self._train_client, params, work), range(len(work.clients)), self.threads)
+            if not self._trainer.random and not torch.equal(state, torch.get_rng_state()):
+                raise InvalidInput(
+                    f"The module of the task {self.task.name!r} draws random numbers in some training steps only. Its "
+                    "results would depend on the order of the clients. Draw in every step, and ignore the numbers "
+                    "where you do not need them."
+                )
+        finally:
+            torch.set_rng_state(state)
+
+    def _train_client(self, params: Model, work: Work, place: int) -> _Answer:
+        client = int(work.clients[place])
+        size = self.examples.sizes[client]
+        steps = int(self.local.num_steps(np.array([size]))[0])
+        rows = draw_rows(self.local, work.key, client, int(self.examples.starts[client]), int(size), steps)
+        with self._replica() as replica:
+            loss = self._trainer.run(replica, params, rows, hashing.fold(work.key, client), work.lr)
+            trained = replica.state()
+        update = tuple(new - old for new, old in zip(trained.weights, params.weights, strict=True))
+        if work.poisoned[place]:
+            update = tuple(torch.full_like(change, math.nan) for change in update)
+        norm = math.sqrt(sum(float((change * change).sum()) for change in update))
+        if not all(bool(torch.isfinite(buffer).all()) for buffer in trained.buffers):
+            norm = math.nan
+        return _Answer(update, trained.buffers, loss, norm)
+
+    def start_rounds(
+        self, params: Model, velocity: Any, works: Sequence[Work], evaluate: Sequence[bool]
+    ) -> _DoneRounds:
+        """Train consecutive rounds, one after another: they gain nothing from sharing a call."""
+        done: list[Trained] = []
+        for work, due in zip(works, evaluate, strict=True):
+            trained = self.train(params, velocity, work)
+            params, velocity = trained.params, trained.velocity
+            values = self.evaluate(params) if due and len(self.test_y) > 0 else None
+            done.append(trained._replace(evaluation=values))
+        return _DoneRounds(done, params, velocity)
+
+    # Measuring
+
+    def measure(self, params: Model, rows: NDArray[np.int32] | None = None) -> tuple[Float32Array, Float32Array]:
+        """Return the loss and the correctness (0 or 1) of these rows of the clients' examples; None: of all."""
+        return self._values(params, self._trainer.x, self._trainer.y, rows)
+
+    def evaluate(self, params: Model) -> tuple[float, float]:
+        """Return (loss, accuracy) on the central test set."""
+        loss, right = self._values(params, self.test_x, self.test_y)
+        return float(loss.mean(dtype=np.float64)), float(np.count_nonzero(right) / len(right))
+
+    def _values(
+        self, params: Model, x: Tensor, y: Tensor, rows: NDArray[np.int32] | None = None
+    ) -> tuple[Float32Array, Float32Array]:
+        """Measure blocks of rows side by side; how they are cut does not depend on the number of threads."""
+        count = len(y) if rows is None else len(rows)
+        found = np.empty((2, count), np.float32)
+        index = None if rows is None else torch.from_numpy(rows.astype(np.int64)).to(self.device)
+
+        def block(first: int) -> None:
+            part = slice(first, first + self._block)
+            with self._replica() as replica, torch.no_grad():
+                replica.load(params)
+                if replica.module.training:
+                    replica.module.eval()
+                inputs = x[part] if index is None else x.index_select(0, index[part])
+                wanted = y[part] if index is None else y.index_select(0, index[part])
+                outputs = replica.module(as_inputs(inputs, self.shape))
+                found[0, part] = self._trainer.losses(replica, outputs, wanted).cpu().numpy()
+                found[1, part] = self.task.correct(outputs, wanted).cpu().numpy()
+
+        for _ in in_threads(block, range(0, count, self._block), self.threads):
+            pass
+        return found[0], found[1]
+
+    def updates(self, params: Model, work: Work, sketch: int | None) -> FloatArray:
+        """(k, s): the update of each client, or its count sketch."""
+        rows = [
+            torch.cat([change.reshape(-1) for change in answer.update]).numpy().astype(np.float64)
+            for answer in self._answers(params, work)
+        ]
+        if not rows:
+            return np.empty((0, 1))
+        if sketch is None:
+            return np.stack(rows)
+        signs, cells = hashing.sketch_cells(self._measure_key(), self.num_parameters, sketch)
+        return np.stack([np.bincount(cells, row * signs, minlength=sketch) for row in rows])
+
+    def outputs(self, params: Model, work: Work, noise_examples: int) -> FloatArray:
+        """(k, s): the mean output, on common noise, of each client's model after training."""
+        noise = self._tensor(self.examples.noise(self._measure_key(), noise_examples))
+        found = []
+        for answer in self._answers(params, work):
+            weights = tuple(old + change for old, change in zip(params.weights, answer.update, strict=True))
+            with self._replica() as replica, torch.no_grad():
+                replica.load(Model(weights, answer.buffers))
+                replica.module.eval()
+                outputs = replica.module(as_inputs(noise, self.shape)).reshape(len(noise), -1)
+            found.append(outputs.mean(dim=0).cpu().numpy().astype(np.float64))
+        return np.stack(found) if found else np.empty((0, 1))
+
+    def _measure_key(self) -> hashing.Key:
+        return hashing.key_from(self.seed, int(Purpose.MEASURE))
+
+
+def _head(update: Sequence[Tensor]) -> Tensor:
+    """The update of the last layer's bias: the last one-dimensional parameter of the model.
+
+    A model without one is described by the mean over the inputs of its last parameter.
+    """
+    biases = [change for change in update if change.ndim == 1]
+    return biases[-1] if biases else update[-1].reshape(len(update[-1]), -1).mean(dim=1)
+
+
+def _as(value: Tensor, like: Tensor) -> Tensor:
+    """A mean in the type of its buffer; whole numbers are rounded."""
+    return value.to(like.dtype) if like.is_floating_point() else value.round().to(like.dtype)
