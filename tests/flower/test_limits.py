@@ -9,6 +9,7 @@ from flwr.serverapp import strategy as flower
 
 import fedpick
 from fedpick.core.errors import InvalidInput, TrainingFailed
+from fedpick.core.record import Callback
 from fedpick.flower import answer_probes, with_policy
 from tests.flower.fake_grid import UNIFORM, FakeGrid, federation, node_of, start
 from tests.flower.test_strategy import rewrite_roster
@@ -136,7 +137,7 @@ def test_overcommitment_needs_a_budget():
         with_policy(flower.FedAvg(), UNIFORM, overcommit=1.3)
 
 
-class Recorded:
+class Recorded(Callback):
     """Keeps what a driver tells its record."""
 
     def __init__(self):

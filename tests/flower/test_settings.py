@@ -54,6 +54,7 @@ def test_a_policy_is_a_policy(policy, message):
         *(("sketch", value) for value in ("bias", None, 512, ["head"])),
         *(("seed", value) for value in (-1, 1.5, None)),
         *(("weights", value) for value in ("examples", None, ["policy"])),
+        *(("record", value) for value in ("results.sqlite", 3)),
         *(("cooldown", value) for value in (-1, 1.5, None)),
         *(("max_share", value) for value in (0.0, 1.5, "half")),
         *(("quorum", value) for value in (0.0, 1.2, None)),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,17 +32,19 @@ from fedpick.adapter.arrays import (
     sketches,
     squared_norm,
 )
-from fedpick.adapter.members import ROSTER_FILE, Roster
+from fedpick.adapter.members import ROSTER_FILE, Node, Roster
 from fedpick.adapter.report import RoundProgress
 from fedpick.adapter.settings import PROVIDES, Settings
 from fedpick.core.errors import InvalidInput, StateFileError
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.record import Counters, RoundRecord, Timings
+from fedpick.core.rng import Purpose, stream
+from fedpick.core.sampling import sample_uniform
 from fedpick.core.session import SESSION_FILE, Session
 from fedpick.core.types import Clients, Outcome, Probe, Selection
 from fedpick.core.writing import claim
 
-__all__ = ["Driver", "Questions"]
+__all__ = ["Driven", "Driver", "Questions"]
 
 
 class Questions(Protocol):
@@ -251,6 +253,18 @@ class Driver:
         )
         return None, weights
 
+    def evaluators(self, online: Iterable[Node], *, fraction: float, least: int) -> list[Node]:
+        """A seeded sample of these nodes for an evaluation; of eligible ones, if not all are."""
+        members = self.roster.index_of_node
+        nodes = [node for node in online if self.settings.eligible is None or node in members]
+        order = sorted(nodes, key=lambda node: (members.get(node, len(self.roster.keys)), node))
+        size = min(max(int(len(order) * fraction), least), len(order))
+        if fraction == 0.0 or size == 0:
+            return []
+        # The session's round, not the framework's, which starts anew after every restart.
+        rng = stream(self.settings.seed, self.round, Purpose.MEASURE)
+        return [order[place] for place in np.sort(sample_uniform(np.ones(len(order), dtype=bool), size, rng))]
+
     def warn_of(self, selection: Selection, wrong: Mapping[int, str]) -> None:
         """Name the clients whose replies are unusable: position in the cohort -> why."""
         for place, reason in wrong.items():
@@ -267,7 +281,7 @@ class Driver:
         answered: int = 0,
         **reports: NDArray[np.float64],
     ) -> None:
-        """Commit the round, save it and report it.
+        """Commit the round, save it and report it. With a record, the save waits for the round's evaluation.
 
         Args:
             selection: of `choose`.
@@ -296,11 +310,15 @@ class Driver:
                 counters=self._counters,
                 seconds=Timings(train=time.monotonic() - self._asked_at, **self._seconds),
             )
-        if self.settings.path is not None:
+        else:
+            self._save()
+        self.progress.finish(completed.tolist(), late.tolist())
+
+    def _save(self) -> None:
+        if self.settings.path is not None and self.session is not None:
             claim(self.settings.path, self)  # before the roster is written: another process may save here
             self.roster.save(self.settings.path)
             self.session.save(self.settings.path)
-        self.progress.finish(completed.tolist(), late.tolist())
 
     def evaluated(self, *, loss: float, accuracy: float) -> None:
         """Add the server's evaluation of the new model to the round that was told last, and record it; NaN: unknown."""
@@ -310,15 +328,16 @@ class Driver:
         self.flush()
 
     def flush(self) -> None:
-        """Record the round that was told last; its evaluation does not come any more."""
+        """Record the round that was told last, and save it: the record must not be behind the saved state."""
         due, self._due = self._due, None
-        if due is not None:
+        if due is not None and self.settings.record is not None:
             self.settings.record.on_round(due)
+            self._save()
 
     def end(self, error: BaseException | None = None) -> None:
         """Record the last round, and that the run is over."""
         self.flush()
-        if self._recording:
+        if self._recording and self.settings.record is not None:
             self.settings.record.on_end(error)
             self._recording = False
 
@@ -334,6 +353,27 @@ class Driver:
                     'it, or name the right key: %s(..., reports={"%s": ...}).',
                     *(type(self.policy).__name__, name, self.settings.reports.get(name), self.settings.caller, name),
                 )
+
+
+class Driven:
+    """What a strategy with a driver shows of it."""
+
+    _driver: Driver
+
+    @property
+    def session(self) -> Session | None:
+        """The policy's session; None before the first round."""
+        return self._driver.session
+
+    @property
+    def roster(self) -> Roster:
+        """The clients, and what is known of them."""
+        return self._driver.roster
+
+    @property
+    def history(self) -> list[Selection]:
+        """The selections of this process's rounds, without arrays in their diagnostics."""
+        return self._driver.history
 
 
 def _same_table(old: Clients, new: Clients) -> bool:

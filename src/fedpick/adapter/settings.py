@@ -20,6 +20,7 @@ from fedpick.adapter.arrays import SketchFunction
 from fedpick.adapter.report import RoundReport
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Policy, Signal
+from fedpick.core.record import Callback
 from fedpick.core.types import Clients, Selection, aggregation_weights, as_floats
 from fedpick.core.validation import is_whole, number, whole
 
@@ -95,7 +96,7 @@ class Settings:
     sketch: str | SketchFunction = "head"
     buffers: Callable[[str], bool] | None = None
     progress: Callable[[RoundReport], None] | None = None
-    record: Any = None
+    record: Callback | None = None
     caller: str = "with_policy"
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("fedpick"))
 
@@ -116,6 +117,11 @@ class Settings:
         if self.overcommit > 1 and self.budget is None:
             raise InvalidInput(
                 f"overcommit={self.overcommit:g} asks more clients than the budget, but budget is None. Set a budget."
+            )
+        if self.record is not None and not isinstance(self.record, Callback):
+            raise InvalidInput(
+                "record must be a Callback, such as fedpick.experiments.recorder.Recorder(...), or None. "
+                f"Got {self.record!r}."
             )
         for name, arguments in (("key", "node_info, reported"), ("buffers", "name"), ("progress", "report")):
             if (value := getattr(self, name)) is not None and not callable(value):

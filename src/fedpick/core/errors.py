@@ -10,7 +10,8 @@ FedpickError
 ├── StateFileError (ValueError)      a state file is missing, damaged, foreign or newer, or has another writer
 ├── DataError (RuntimeError)         a data set could not be found, fetched or verified
 ├── TrainingFailed (RuntimeError)    no client of a federation was ready, or none completed a round
-└── PolicyCheckFailed (AssertionError)  the conformance kit found a policy that breaks the contract
+├── PolicyCheckFailed (AssertionError)   the conformance kit found a policy that breaks the contract
+└── AdapterCheckFailed (AssertionError)  the same, for an adapter to a framework
 
 FedpickWarning (UserWarning)         training goes on, but probably not as the user meant
 """
@@ -21,6 +22,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "AdapterCheckFailed",
     "DataError",
     "FedpickError",
     "FedpickWarning",
@@ -83,6 +85,10 @@ class TrainingFailed(FedpickError, RuntimeError):
 
 class PolicyCheckFailed(FedpickError, AssertionError):
     """A policy that breaks the contract."""
+
+
+class AdapterCheckFailed(FedpickError, AssertionError):
+    """The conformance kit found an adapter that does not decide, weigh or resume as a plain loop."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownName:

@@ -9,6 +9,7 @@ from types import new_class
 from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.server import strategy as older_strategies
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower_strategies
 from flwr.serverapp.strategy import Strategy
@@ -30,29 +31,42 @@ __all__ = [
 # These compute the new model without the replies' weights, or calibrate noise for equal weights.
 _IGNORE_WEIGHTS = {
     *("FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan", "QFedAvg"),
-    *(name for name in dir(flower_strategies) if name.startswith("DifferentialPrivacy")),
+    *(name for name in (*dir(flower_strategies), *dir(older_strategies)) if name.startswith(("Differential", "DPFed"))),
 }
 _SAMPLE_THEMSELVES = {"FedXgbCyclic"}
 # Their model is a list of trees that grows in every round: there is no update, new - old.
-_NO_UPDATES = {"FedXgbBagging"}
+_NO_UPDATES = {"FedXgbBagging", "FedXgbNnAvg"}
+_APIS: dict[type, tuple[str, str]] = {
+    Strategy: ("flwr.serverapp.strategy", "fedpick.flower.with_policy"),
+    older_strategies.Strategy: ("flwr.server.strategy", "fedpick.flower.legacy.with_policy"),
+}
+"""Base class of each of Flower's two APIs -> (its module, the function of fedpick that takes its strategies)."""
 
 
-def layers(strategy: Strategy) -> Iterator[Any]:
+def layers(strategy: Any) -> Iterator[Any]:
     """The strategy and the strategies that it wraps."""
     current: Any = strategy
-    while isinstance(current, Strategy):
+    while isinstance(current, tuple(_APIS)):
         yield current
         current = getattr(current, "strategy", None)
 
 
-def refuse_unsuitable(strategy: Strategy, policy_name: str, *, use_weights: bool) -> None:
-    """Refuse strategies for which a policy cannot choose, or whose aggregation would lose its weights."""
-    if isclass(strategy) and issubclass(strategy, Strategy):
+def refuse_unsuitable(strategy: Any, policy_name: str, *, use_weights: bool, base: type = Strategy) -> None:
+    """Refuse strategies for which a policy cannot choose, or whose aggregation would lose its weights.
+
+    `base` is the class of the API whose strategies are expected.
+    """
+    if isclass(strategy) and issubclass(strategy, base):
         raise InvalidInput(f"{strategy.__name__} is a class: pass a strategy object, {strategy.__name__}(...).")
-    if not isinstance(strategy, Strategy):
-        raise InvalidInput(
-            f"strategy must be a Flower strategy object, such as flwr.serverapp.strategy.FedAvg(). Got {strategy!r}."
-        )
+    module, _ = _APIS[base]
+    for other, (others_module, function) in _APIS.items():
+        if other is not base and isinstance(strategy, other):
+            raise InvalidInput(
+                f"{type(strategy).__name__} is a strategy of {others_module}, but this function takes those of "
+                f"{module}. Use {function} instead."
+            )
+    if not isinstance(strategy, base):
+        raise InvalidInput(f"strategy must be a Flower strategy object, such as {module}.FedAvg(). Got {strategy!r}.")
     for inner in layers(strategy):
         name = type(inner).__name__
         kinds = _kinds(inner)
@@ -75,14 +89,14 @@ def refuse_unsuitable(strategy: Strategy, policy_name: str, *, use_weights: bool
                 f"{name} does not aggregate by weights, so the weights of {policy_name} would be lost.\n\n"
                 'hint: pass weights="ignored"; then the policy chooses the cohort and the strategy weighs the replies'
             )
-    if use_weights and weight_key(strategy) is None:
+    if use_weights and base is Strategy and weight_key(strategy) is None:
         raise InvalidInput(
             f"{type(strategy).__name__} has no 'weighted_by_key', so fedpick cannot give it the policy's weights.\n\n"
             'hint: pass weights="ignored"; then the policy chooses the cohort and the strategy weighs the replies'
         )
 
 
-def weight_key(strategy: Strategy) -> str | None:
+def weight_key(strategy: Any) -> str | None:
     """The metric in which the strategy finds a reply's weight; None for a strategy without weights."""
     return next((inner.weighted_by_key for inner in layers(strategy) if hasattr(inner, "weighted_by_key")), None)
 
@@ -148,10 +162,11 @@ def driven_by(driver: Strategy, strategy: Strategy) -> Strategy:
 
 
 @contextmanager
-def taking_all(strategy: Strategy, count: int) -> Iterator[None]:
+def taking_all(strategy: Any, count: int) -> Iterator[None]:
     """For one call, make a strategy sample all `count` nodes it sees, and wait for no more."""
-    wanted = {"fraction_train": 1.0, "fraction_evaluate": 1.0}
+    wanted = dict.fromkeys(("fraction_train", "fraction_fit", "fraction_evaluate"), 1.0)
     wanted |= dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), count)
+    wanted |= dict.fromkeys(("min_fit_clients", "min_evaluate_clients", "min_available_clients"), count)
     before = [
         (inner, name, getattr(inner, name)) for inner in layers(strategy) for name in wanted if hasattr(inner, name)
     ]

@@ -24,8 +24,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedpick.adapter.arrays import Arrays, SketchFunction, all_finite, count, number
-from fedpick.adapter.driver import Driver
-from fedpick.adapter.members import Roster
+from fedpick.adapter.driver import Driven, Driver
 from fedpick.adapter.report import RoundReport, Step
 from fedpick.adapter.settings import (
     REPORTS,
@@ -39,9 +38,7 @@ from fedpick.adapter.settings import (
 from fedpick.core import registry, validation
 from fedpick.core.errors import InvalidInput, TrainingFailed
 from fedpick.core.policy import Policy, Signal
-from fedpick.core.rng import Purpose, stream
-from fedpick.core.sampling import sample_uniform
-from fedpick.core.session import Session
+from fedpick.core.record import Callback
 from fedpick.core.types import Selection
 from fedpick.flower.inner import (
     divides_by_norm,
@@ -94,7 +91,7 @@ def with_policy(
     sketch: str | SketchFunction = "head",
     buffers: Callable[[str], bool] | None = None,
     progress: Callable[[RoundReport], None] | None = None,
-    record: Any = None,
+    record: Callback | None = None,
 ) -> PolicyStrategy:
     """Let a policy choose the cohorts, and their weights, of a Flower strategy.
 
@@ -133,7 +130,8 @@ def with_policy(
             running_mean, running_var and num_batches_tracked, are always statistics.
         progress: called when a cohort is chosen and when its round ends, with the clients that completed and failed,
             and the duration of each exchange. An exception it raises is logged and does not end the run.
-        record: keeps what happened in every round, such as a Recorder for fedpick's store.
+        record: gets every round with its weights, reports, failures and times, such as a `Recorder` that writes them
+            to fedpick's store. What `evaluate_fn` returns as "loss" and "accuracy" is recorded too.
     """
     if isinstance(strategy, PolicyStrategy):
         raise InvalidInput("This strategy already has a policy. Wrap the strategy that was first given to with_policy.")
@@ -167,7 +165,7 @@ def with_policy(
     return PolicyStrategy(strategy, policy, settings)
 
 
-class PolicyStrategy(Strategy):
+class PolicyStrategy(Driven, Strategy):
     """A Flower strategy whose cohorts come from a fedpick policy; made by `with_policy`."""
 
     def __init__(self, inner: Strategy, policy: Policy[Any], settings: Settings) -> None:
@@ -181,21 +179,6 @@ class PolicyStrategy(Strategy):
         self._model: Arrays = {}  # that was sent
         self._evaluate_config = ConfigRecord()
         self._trained = False  # whether a step was made since `start`
-
-    @property
-    def session(self) -> Session | None:
-        """The policy's session; None before the first round."""
-        return self._driver.session
-
-    @property
-    def roster(self) -> Roster:
-        """The clients, and what is known of them."""
-        return self._driver.roster
-
-    @property
-    def history(self) -> list[Selection]:
-        """The selections of this process's rounds, without arrays in their diagnostics."""
-        return self._driver.history
 
     def start(
         self,
@@ -368,18 +351,11 @@ class PolicyStrategy(Strategy):
         self._evaluations = []
         fraction = min((getattr(inner, "fraction_evaluate", 1.0) for inner in layers(self.inner)), default=1.0)
         least = max((getattr(inner, "min_evaluate_nodes", 0) for inner in layers(self.inner)), default=0)
-        busy, members = self._membership.busy_nodes(), self.roster.index_of_node
-        online = [node for node in grid.get_node_ids() if node not in busy]
-        if self._settings.eligible is not None:
-            online = [node for node in online if node in members]
-        order = sorted(online, key=lambda node: (members.get(node, len(self.roster.keys)), node))
-        size = min(max(int(len(order) * fraction), least), len(order))
-        if fraction == 0.0 or size == 0:
+        busy = self._membership.busy_nodes()
+        online = (node for node in grid.get_node_ids() if node not in busy)
+        chosen = self._driver.evaluators(online, fraction=fraction, least=least)
+        if not chosen:
             return []
-        # The session's round, not Flower's, which starts at 1 again after every restart.
-        index = self.session.round if self.session is not None else 0
-        rng = stream(self._settings.seed, index, Purpose.MEASURE)
-        chosen = [order[place] for place in np.sort(sample_uniform(np.ones(len(order), dtype=bool), size, rng))]
         with taking_all(self.inner, len(chosen)):
             messages = self.inner.configure_evaluate(server_round, arrays, config, CohortGrid(grid, chosen))
             self._evaluations = list(messages)

@@ -1,4 +1,4 @@
-"""The conformance kit: `check_policy` checks that a policy keeps the contract.
+"""The conformance kit: `check_policy` checks that a policy keeps the contract, `check_adapter` an adapter.
 
 Authors of policies call it from their own tests; `fedpick check NAME` runs it. A check is a function of a policy that
 raises `PolicyCheckFailed` with one sentence. `CHECKS` lists the checks by name. They use a made-up federation.
@@ -31,9 +31,10 @@ from fedpick.core.policy import Policy, Signal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.session import Session
 from fedpick.core.types import Probe, Selection, aggregation_weights
+from fedpick.testing.adapters import AdapterCase, AdapterRun, SmallClient, check_adapter
 from fedpick.testing.federation import FakeFederation
 
-__all__ = ["CHECKS", "FakeFederation", "check_policy"]
+__all__ = ["CHECKS", "AdapterCase", "AdapterRun", "FakeFederation", "SmallClient", "check_adapter", "check_policy"]
 
 AnyPolicy = Policy[Any]
 

@@ -1,0 +1,185 @@
+"""Flower's older API: its own server and client manager, with clients that are functions."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server import strategy as older
+from flwr.server.server import Server
+from flwr.serverapp import strategy as newer
+
+import fedpick
+from fedpick.core.errors import InvalidInput, MissingSignal
+from fedpick.core.policy import Signal
+from fedpick.flower import legacy, with_policy
+from tests.flower.fake_grid import UNIFORM
+from tests.flower.fake_manager import FakeProxy, manager_of
+from tests.flower.test_limits import Recorded
+
+
+class SmallClient(FakeProxy):
+    """Training moves the model towards the client's number; `delay` lets it wait first."""
+
+    def __init__(self, number: int, properties: dict | None = None) -> None:
+        super().__init__(str(1000 - number), self._train, self._evaluate, properties)
+        self.number, self.size, self.metrics, self.result = number, 10 + number, {}, None
+        self.delay = threading.Event()
+        self.delay.set()
+
+    def _train(self, arrays, config):
+        self.delay.wait(60)
+        new = [array + 0.5 * (self.number - array) for array in arrays] if self.result is None else self.result
+        return new, self.size, self.metrics
+
+    def _evaluate(self, arrays, config):
+        return float(np.mean((arrays[0] - self.number) ** 2)), self.size, {}
+
+
+def clients(count: int, **properties) -> list[SmallClient]:
+    return [SmallClient(k, {"partition-id": k, **properties}) for k in range(count)]
+
+
+def start(strategy, members, rounds=3, timeout=None):
+    server = Server(client_manager=manager_of(members), strategy=strategy)
+    server.fit(num_rounds=rounds, timeout=timeout)
+    return parameters_to_ndarrays(server.parameters)
+
+
+def zeros():
+    return ndarrays_to_parameters([np.zeros(3)])
+
+
+def fedavg(**options):
+    return older.FedAvg(**{"initial_parameters": zeros(), "fraction_evaluate": 0.0, **options})
+
+
+def test_the_two_apis_are_told_apart():
+    with pytest.raises(
+        InvalidInput, match=r"FedAvg is a strategy of flwr\.server\.strategy.* Use fedpick\.flower\.legacy"
+    ):
+        with_policy(older.FedAvg(), UNIFORM)
+    with pytest.raises(
+        InvalidInput, match=r"a strategy of flwr\.serverapp\.strategy.* Use fedpick\.flower\.with_policy"
+    ):
+        legacy.with_policy(newer.FedAvg(), UNIFORM)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "message"),
+    [
+        (fedavg(), {"probe": "query"}, "has no option 'probe'"),
+        (fedavg(), {"budgets": 3}, "has no option 'budgets'"),
+        (fedavg(), {"budget": 2.5}, "budget must be"),
+        (older.FedAvg, {}, "is a class"),
+        ("FedAvg", {}, r"such as flwr\.server\.strategy\.FedAvg\(\)"),
+        (older.FedMedian(), {}, 'pass weights="ignored"'),
+        (older.FedXgbCyclic(), {}, "chooses its clients itself"),
+        (legacy.with_policy(fedavg(), UNIFORM), {}, "already has a policy"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_a_sentence(strategy, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        legacy.with_policy(strategy, UNIFORM, **options)
+
+
+@pytest.mark.parametrize("inner", [fedavg(), older.FedAdam(initial_parameters=zeros())])
+def test_power_of_choice_asks_by_evaluation_and_takes_the_largest_losses(inner):
+    members = clients(6)
+    strategy = legacy.with_policy(inner, fedpick.policies.get("pow-d", num_candidates=6), budget=2)
+    model = start(strategy, members, rounds=1)
+    assert sorted(strategy.history[0].clients.tolist()) == [4, 5]
+    assert [member.calls.count("fit") for member in members] == [0, 0, 0, 0, 1, 1]
+    assert all("evaluate" in member.calls for member in members) and model[0].any()
+
+
+def test_clients_without_properties_are_known_by_their_node_ids():
+    strategy = legacy.with_policy(fedavg(), UNIFORM, budget=2)
+    start(strategy, [SmallClient(k) for k in range(3)], rounds=2)
+    assert strategy.roster.keys == ["node:998", "node:999", "node:1000"]
+
+
+def test_tags_and_functions_decide_who_takes_part():
+    members = [SmallClient(k, {"partition-id": k, "tags": "gpu, eu" if k % 2 else "cpu"}) for k in range(6)]
+    strategy = legacy.with_policy(fedavg(fraction_evaluate=1.0), UNIFORM, eligible=["tag:eu"])
+    start(strategy, members, rounds=2)
+    assert strategy.roster.keys == ["partition:1", "partition:3", "partition:5"]
+    assert all("fit" not in member.calls and "evaluate" not in member.calls for member in members[::2])
+
+
+def test_labels_come_as_text():
+    rows = ["[9, 0]", "[0, 9]", "[[", "[5, 5]"]
+    members = [SmallClient(k, {"partition-id": k, "label-histogram": row}) for k, row in enumerate(rows)]
+    strategy = legacy.with_policy(fedavg(), fedpick.policies.get("fedgs"), budget=2)
+    start(strategy, members)
+    assert strategy.session.clients.label_histogram[[0, 1, 3]].tolist() == [[9, 0], [0, 9], [5, 5]]
+    with pytest.raises(MissingSignal, match="get_properties"):
+        start(legacy.with_policy(fedavg(), fedpick.policies.get("fedgs")), clients(3))
+    assert Signal.LABEL_HISTOGRAM in strategy.policy.needs
+
+
+def test_a_round_goes_on_without_the_slow_client_which_is_then_busy():
+    members, reports = clients(5), []
+    members[2].delay.clear()
+    strategy = legacy.with_policy(fedavg(), UNIFORM, quorum=0.8, progress=reports.append)
+    started = time.monotonic()
+    start(strategy, members, rounds=2)
+    first, second = [report for report in reports if report.over]
+    assert first.late == first.failed == ["partition:2"] and len(first.completed) == 4
+    assert "partition:2" not in second.available and len(second.completed) >= 4 - 1
+    members[2].delay.set()
+    for call in strategy._members.busy.values():
+        call.join(30)
+    strategy.inner.initial_parameters = zeros()
+    start(strategy, members, rounds=1)
+    assert "partition:2" in reports[-1].available
+    assert time.monotonic() - started < 50  # the client was not waited for
+
+
+def test_a_deadline_ends_the_round():
+    members, reports = clients(3), []
+    members[0].delay.clear()
+    start(legacy.with_policy(fedavg(), UNIFORM, train_timeout=0.5, progress=reports.append), members, rounds=1)
+    assert reports[-1].late == ["partition:0"] and len(reports[-1].completed) == 2
+    members[0].delay.set()
+
+
+@pytest.mark.parametrize("result", [[], [np.zeros(4)], [np.full(3, np.nan)], [np.array(["a"] * 3)]], ids=repr)
+def test_a_result_that_does_not_fit_failed_and_is_named(result, caplog):
+    members, reports = clients(3), []
+    members[1].result = result
+    model = start(legacy.with_policy(fedavg(), UNIFORM, progress=reports.append), members, rounds=1)
+    assert reports[-1].failed == ["partition:1"] and np.isfinite(model[0]).all() and model[0].any()
+    assert "The reply of partition:1 counts as failed" in caplog.text
+
+
+def test_evaluation_is_seeded_and_a_size_of_nobody_is_left_out(caplog):
+    asked = []
+    for _ in range(2):
+        members = clients(8)
+        members[3].size = 0
+        start(legacy.with_policy(fedavg(fraction_evaluate=0.5), UNIFORM, budget=1), members, rounds=3)
+        asked.append([member.calls.count("evaluate") for member in members])
+    assert asked[0] == asked[1] and sum(asked[0]) == 12
+    assert "evaluations are left out" in caplog.text
+
+
+def test_rounds_are_recorded_with_the_servers_evaluation():
+    record = Recorded()
+    inner = fedavg(evaluate_fn=lambda round, arrays, config: (float(round), {"accuracy": round / 10}))
+    start(legacy.with_policy(inner, UNIFORM, budget=2, record=record), clients(4), rounds=2)
+    assert record.calls == [("start", 0), ("round", 0), ("round", 1)]
+    assert [(round.test_loss, round.test_accuracy) for round in record.rounds] == [(1.0, 0.1), (2.0, 0.2)]
+
+
+def test_a_strategy_that_samples_by_itself_is_refused():
+    class Own(older.FedAvg):
+        def configure_fit(self, server_round, parameters, client_manager):
+            return super().configure_fit(server_round, parameters, client_manager)[:1]
+
+    strategy = legacy.with_policy(Own(initial_parameters=zeros()), UNIFORM)
+    with pytest.raises(InvalidInput, match="Own instructs 1 clients to fit, not the 3"):
+        start(strategy, clients(3), rounds=1)
