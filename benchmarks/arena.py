@@ -12,7 +12,7 @@ out there. Scores are compared seed by seed: a difference whose 95 % interval ho
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from fedpick.experiments.spec import PolicySpec, Spec, load_spec
 from fedpick.experiments.store import Store, open_store
 from fedpick.report import analysis
 from fedpick.report.analysis import PolicyResults, Results, RunResults
+from fedpick.report.figures.canvas import new_figure, save_figure
 
 SPECS = Path(__file__).parent / "specs"
 STORE = "results/arena.sqlite"
@@ -129,11 +130,17 @@ class Standing:
     """Models sent per round."""
 
 
-def standings(kind: str, results: Results) -> dict[str, Standing]:
-    """Compare every policy with the best of the others, seed by seed."""
+def _within(results: RunResults, models: float) -> RunResults:
+    """The run up to the round in which it had sent this many models; its first round at least."""
+    kept = max(1, int(np.searchsorted(results.rounds["models_down"], models, side="right")))
+    return replace(results, rounds={name: column[:kept] for name, column in results.rounds.items()})
+
+
+def standings(kind: str, results: Results, models: float = np.inf) -> dict[str, Standing]:
+    """Compare every policy with the best of the others, seed by seed, each after sending at most `models` models."""
 
     def measure(each: RunResults) -> float | None:
-        return _score(kind, each)
+        return _score(kind, _within(each, models))
 
     def mean_of(policy: PolicyResults) -> float:
         mean = analysis.over_seeds(policy, measure).mean
@@ -158,46 +165,108 @@ def standings(kind: str, results: Results) -> dict[str, Standing]:
     return found
 
 
-def leaderboard(where: str) -> str:
-    """The table of all settings in the store, as Markdown."""
-    per_setting: dict[str, dict[str, Standing]] = {}
+def models_of_uniform(results: Results) -> float:
+    """What `uniform` sent in the whole run, mean of the seeds; without it, what the thriftiest policy sent."""
+    sent = {
+        policy.label: float(np.mean([each.rounds["models_down"][-1] for each in policy.runs]))
+        for policy in results.policies
+    }
+    return sent.get("uniform", min(sent.values()))
+
+
+@dataclass(frozen=True)
+class Arena:
+    """The standings of all settings in a store."""
+
+    by_round: Mapping[str, Mapping[str, Standing]]
+    by_models: Mapping[str, Mapping[str, Standing]]
+    """The same, but every policy stops when it has sent as many models as `uniform` in the whole run."""
+    seeds: tuple[int, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        """The policies, best mean rank first."""
+        found = {label for standing in self.by_round.values() for label in standing}
+        return sorted(found, key=lambda label: (mean_rank(self.by_round, label), label))
+
+
+def mean_rank(settings: Mapping[str, Mapping[str, Standing]], label: str) -> float:
+    """The mean rank of a policy over the settings that it took part in."""
+    return float(np.mean([found[label].rank for found in settings.values() if label in found]))
+
+
+def load(where: str) -> Arena:
+    """Read the settings that every policy has finished."""
+    by_round: dict[str, dict[str, Standing]] = {}
+    by_models: dict[str, dict[str, Standing]] = {}
     seeds: set[int] = set()
     with closing(open_store(where)) as store:
-        for experiment in store.experiments():
-            name = experiment.title.removeprefix("arena: ")
-            if name in SETTINGS and name not in per_setting:
-                results = analysis.load_results(store, experiment)
-                seeds |= {each.run.seed for policy in results.policies for each in policy.runs}
-                per_setting[name] = standings(SETTINGS[name].score, results)
-    settings = [name for name in SETTINGS if name in per_setting]
-    labels = sorted({label for found in per_setting.values() for label in found})
+        titles = {experiment.title.removeprefix("arena: "): experiment for experiment in store.experiments()}
+        for name in SETTINGS:
+            if name not in titles:
+                continue
+            results = analysis.load_results(store, titles[name])
+            if results.incomplete:
+                continue
+            seeds |= {each.run.seed for policy in results.policies for each in policy.runs}
+            kind = SETTINGS[name].score
+            by_round[name] = standings(kind, results)
+            by_models[name] = standings(kind, results, models_of_uniform(results))
+    return Arena(by_round, by_models, tuple(sorted(seeds)))
 
-    def mean_rank(label: str) -> float:
-        return float(np.mean([per_setting[name][label].rank for name in settings if label in per_setting[name]]))
 
-    lines = [
-        "| policy | mean rank | worst rank | wins / ties / losses against the best other | models per round |",
-        "|---|---|---|---|---|",
+def leaderboard(arena: Arena) -> str:
+    """The tables of all settings in the store, as Markdown."""
+    lines = [f"Settings: {', '.join(arena.by_round)}. Seeds: {', '.join(map(str, arena.seeds))}.", ""]
+    lines += [
+        "| policy | mean rank | worst rank | wins / ties / losses | models per round | mean rank by models sent | "
+        "wins / ties / losses by models sent |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for label in sorted(labels, key=mean_rank):
-        own = [per_setting[name][label] for name in settings if label in per_setting[name]]
-        counts = " / ".join(str(sum(each.verdict == kind for each in own)) for kind in ("win", "tie", "loss"))
-        models = np.mean([each.models for each in own])
+    for label in arena.labels:
+        own = [found[label] for found in arena.by_round.values() if label in found]
         lines.append(
-            f"| `{label}` | {mean_rank(label):.1f} | {max(each.rank for each in own):.0f} | {counts} | {models:.1f} |"
+            f"| `{label}` | {mean_rank(arena.by_round, label):.1f} | {max(each.rank for each in own):.0f} | "
+            f"{_verdicts(arena.by_round, label)} | {np.mean([each.models for each in own]):.1f} | "
+            f"{mean_rank(arena.by_models, label):.1f} | {_verdicts(arena.by_models, label)} |"
         )
-    lines += ["", f"Seeds: {', '.join(map(str, sorted(seeds)))}.", ""]
-    lines += ["| setting | score | " + " | ".join(f"`{label}`" for label in labels) + " |"]
-    lines += ["|---|---|" + "---|" * len(labels)]
-    for name in settings:
-        cells = [
-            f"{abs(per_setting[name][label].mean):.4g} ({per_setting[name][label].verdict})"
-            if label in per_setting[name]
-            else ""
+    for title, settings in (("After all rounds", arena.by_round), ("After as many models", arena.by_models)):
+        lines += ["", f"{title}:", "", "| policy | " + " | ".join(settings) + " |", "|---" * (1 + len(settings)) + "|"]
+        for label in arena.labels:
+            cells = [
+                f"{abs(found[label].mean):.4g} ({found[label].verdict})" if label in found else ""
+                for found in settings.values()
+            ]
+            lines.append(f"| `{label}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _verdicts(settings: Mapping[str, Mapping[str, Standing]], label: str) -> str:
+    own = [found[label].verdict for found in settings.values() if label in found]
+    return " / ".join(str(own.count(kind)) for kind in ("win", "tie", "loss"))
+
+
+def draw(arena: Arena, path: Path) -> Path:
+    """Draw the rank of every policy in every setting."""
+    settings, labels = list(arena.by_round), arena.labels
+    ranks = np.array(
+        [
+            [arena.by_round[name][label].rank if label in arena.by_round[name] else np.nan for name in settings]
             for label in labels
         ]
-        lines.append(f"| {name} | {SETTINGS[name].score} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    )
+    figure = new_figure(2.5 + 0.75 * len(settings), 1.5 + 0.28 * len(labels))
+    axis = figure.add_subplot()
+    axis.imshow(ranks, cmap="viridis_r", aspect="auto")
+    for row, column in np.argwhere(np.isfinite(ranks)):
+        verdict = arena.by_round[settings[column]][labels[row]].verdict
+        colour = "white" if ranks[row, column] > 0.6 * len(labels) else "black"
+        text = f"{ranks[row, column]:.0f}" + ("" if verdict == "loss" else " =" if verdict == "tie" else " +")
+        axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=7)
+    axis.set_xticks(range(len(settings)), settings, rotation=40, ha="right")
+    axis.set_yticks(range(len(labels)), labels)
+    axis.set_title("Rank in every setting;  = ties with the best other policy,  + wins")
+    return save_figure(figure, path, dpi=120)
 
 
 def main() -> None:
@@ -208,7 +277,8 @@ def main() -> None:
     parser.add_argument("--policies", default=",".join(policies.names()), help="policies, by commas")
     parser.add_argument("--seeds", default="0,1,2,3,4,5,6,7,8,9")
     parser.add_argument("--store", default=STORE)
-    parser.add_argument("--output", type=Path, help="write the table into this file")
+    parser.add_argument("--output", type=Path, help="write the tables into this file")
+    parser.add_argument("--picture", type=Path, help="draw the ranks into this file, .png or .svg")
     given = parser.parse_args()
     names = given.only.split(",")
     for name in names:
@@ -216,10 +286,13 @@ def main() -> None:
             raise SystemExit(str(unknown_name("setting of the arena", name, SETTINGS)))
     if given.command == "run":
         compute(names, given.policies.split(","), [int(seed) for seed in given.seeds.split(",")], given.store)
-    text = leaderboard(given.store)
+    arena = load(given.store)
+    text = leaderboard(arena)
     print(text)
     if given.output is not None:
         given.output.write_text(text)
+    if given.picture is not None:
+        print(draw(arena, given.picture))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,22 @@ def test_a_difference_that_the_interval_does_not_exclude_is_a_tie(tmp_path):
 
 def test_the_leaderboard_lists_every_setting_and_policy(tmp_path):
     make_store(tmp_path / "a.sqlite", make_spec(("uniform", "herd"), seeds=2, title="arena: fmnist-2spc"))
-    text = arena.leaderboard(str(tmp_path / "a.sqlite"))
-    assert text.splitlines()[2].startswith("| `uniform` | 1.0 | 1 |")
-    assert "| fmnist-2spc | accuracy |" in text
-    assert "Seeds: 0, 1." in text
+    found = arena.load(str(tmp_path / "a.sqlite"))
+    text = arena.leaderboard(found)
+    assert "Settings: fmnist-2spc. Seeds: 0, 1." in text
+    assert [line[:24] for line in text.splitlines() if line.startswith("| `")][:2] == [
+        "| `uniform` | 1.0 | 1 | ",
+        "| `herd` | 2.0 | 2 | 0 /",
+    ]
+    picture = arena.draw(found, tmp_path / "ranks.png")
+    assert picture.stat().st_size > 5000
+
+
+def test_by_models_every_policy_stops_at_what_uniform_sent(tmp_path):
+    store = make_store(tmp_path / "a.sqlite", make_spec(("uniform", "fedcor"), seeds=2))
+    results = arena.analysis.load_results(store, store.experiment())
+    sent = arena.models_of_uniform(results)
+    assert sent == results.policies[0].runs[0].rounds["models_down"][-1]
+    run = results.policies[0].runs[0]
+    half = arena._within(run, sent / 2)
+    assert half.rounds["models_down"][-1] <= sent / 2 < run.rounds["models_down"][len(half.rounds["round"])]
