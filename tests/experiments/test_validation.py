@@ -182,3 +182,22 @@ def test_values_are_refused_without_a_file_too():
     }  # fmt: skip
     with pytest.raises(SpecError, match=r"spec: \[partition\] iid: .* num_clients"):
         parse_spec(content)
+
+
+@pytest.mark.parametrize(
+    ("section", "table", "problem"),
+    [
+        ("devices", {"name": "phone"}, "There is no model of devices named 'phone'. Did you mean 'phones'?"),
+        ("devices", {"name": "phones", "speed": 1}, "[devices] phones has no key 'speed'"),
+        ("devices", {"name": "phones", "seconds_per_example": 0}, "must be a finite number larger than 0. Got 0"),
+        ("devices", {"name": "lognormal", "upload": -1.0}, "must be a finite number larger than 0. Got -1.0"),
+        ("waiting", {"quorum": 0.8}, "[waiting] needs a clock: add the section [devices]"),
+        ("availability", {"name": "ideal", "clock": True}, "clock = true needs device logs"),
+    ],
+)
+def test_sections_about_time(section, table, problem):
+    from fedpick.experiments.validation import content_problems
+    from tests.experiments.tiny import tiny_spec
+
+    content = {**tiny_spec().to_dict(), section: table}
+    assert any(problem in each.message for each in content_problems(content)), content_problems(content)

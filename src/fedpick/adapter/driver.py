@@ -279,7 +279,7 @@ class Driver:
         weights: NDArray[np.float64] | None = None,
         late: NDArray[np.bool_] | None = None,
         answered: int = 0,
-        **reports: NDArray[np.float64],
+        **reports: NDArray[Any],
     ) -> None:
         """Commit the round, save it and report it. With a record, the save waits for the round's evaluation.
 
@@ -293,7 +293,8 @@ class Driver:
         """
         assert self.session is not None
         late = np.zeros(len(completed), dtype=bool) if late is None else late
-        outcome = Outcome(index=self.session.round, clients=selection.clients, completed=completed, **reports)
+        index, chosen = self.session.round, selection.clients
+        outcome = Outcome(index=index, clients=chosen, completed=completed, late=late, **reports)
         self.session.tell(outcome)
         self.selection = None
         self.roster.note_selected(selection.clients, outcome.index)

@@ -487,7 +487,11 @@ class ReplayTrace(Trace):
         self._on = np.append(logs.states >= least_state, False)  # the last entry is the state before the first event
 
     def _mask(self, round: int) -> BoolArray:
-        start = self.offset_seconds + round * self.round_seconds
+        return self.at(round * self.round_seconds)
+
+    def at(self, seconds: float) -> BoolArray:
+        """(N,) the clients that are available this long after the start of round 0."""
+        start = self.offset_seconds + seconds
         return self._states_at(self._pair_device, start + self._pair_shift)[self._pair_of]
 
     def _states_at(self, device: IntArray, moments: FloatArray) -> BoolArray:

@@ -98,6 +98,14 @@ def list_availability(as_json: JsonOption = False) -> None:
     _show("availability", entries, as_json)
 
 
+@list_app.command("devices")
+def list_devices(as_json: JsonOption = False) -> None:
+    """List the models of devices: how fast clients compute and communicate."""
+    from fedpick.sim import devices
+
+    _show("devices", [(name, devices.summary(name), "") for name in devices.names()], as_json)
+
+
 @list_app.command("tasks")
 def list_tasks(as_json: JsonOption = False) -> None:
     """List the tasks: models and their losses."""

@@ -98,8 +98,11 @@ class RoundRecord:
     """Mean loss of all clients, weighted by importance; None: not measured."""
     local_accuracy: float | None = None
     """Mean accuracy on the clients' own test data, weighted by importance; None: not measured."""
+    clock: float | None = None
+    """Seconds of virtual time from the start of the run to the end of the round; None: the driver keeps no clock."""
     evaluation: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Arrays measured for the record: "losses" (N,), "validation" (2,)."""
+    """Arrays measured for the record: "losses" (N,), "validation" (2,); with a clock "times" (4, k), see
+    `fedpick.sim.clock`, and "stale" (3, j): client, age in rounds and weight of each late answer that was used."""
 
     @property
     def losses(self) -> NDArray[Any] | None:

@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     FAULTS = 8
     MEASURE = 9
     ANALYSIS = 10
+    DEVICES = 11
 
 
 def stream(seed: int, round: int, purpose: Purpose) -> np.random.Generator:

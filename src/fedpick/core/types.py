@@ -235,6 +235,10 @@ class Outcome:
     """(k,) root mean square of the per-example losses of the received model."""
     sketch: FloatArray = _ABSENT
     """(k, s) short description of each received update. s = 0: the driver makes none."""
+    late: BoolArray = _ABSENT
+    """(k,) mask of the clients that had not answered at the deadline; their `duration` is the time waited."""
+    cancelled: BoolArray = _ABSENT
+    """(k,) mask of the clients that were stopped because enough others had answered; `duration` likewise."""
 
     def __post_init__(self) -> None:
         clients = _indices(self.clients, "Outcome.clients")
@@ -245,6 +249,10 @@ class Outcome:
             value = getattr(self, name)
             checked = missing if value is None else _floats(value, f"Outcome.{name}", (len(clients),))
             assign(self, **{name: checked})
+        for name in ("late", "cancelled"):
+            mask = getattr(self, name)
+            mask = np.zeros(len(clients), bool) if mask is None else mask
+            assign(self, **{name: _booleans(mask, f"Outcome.{name}", len(clients))})
         sketch = np.empty((len(clients), 0)) if self.sketch is None else self.sketch
         assign(self, sketch=_floats(sketch, "Outcome.sketch", (len(clients), None)))
 

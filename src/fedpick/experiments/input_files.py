@@ -14,14 +14,16 @@ from fedpick.experiments.validation import options_of
 
 __all__ = ["SECTIONS", "referenced_files", "refuse_changed_files"]
 
-SECTIONS = ("data", "partition", "task", "availability")
+SECTIONS = ("data", "partition", "task", "availability", "devices")
 
 
 def referenced_files(settings: Mapping[str, Any]) -> dict[str, str]:
     """ "section.key" -> SHA-256, for every option that takes a path and names a file (device logs, writers, tables)."""
     found: dict[str, str] = {}
     for section in SECTIONS:
-        table = settings[section]
+        table = settings.get(section)
+        if table is None:
+            continue
         known = options_of(section, table["name"]) or []
         keys = [each.name for each in known if each.name == "path" or Path in alternatives(each.hint)]
         for key in keys:

@@ -24,6 +24,7 @@ def _columns(table: sa.Table) -> tuple[tuple[str, type | None], ...]:
     return tuple((column.name, kinds.get(type(column.type))) for column in table.c if column.name != "run_id")
 
 
+_YOUNGER = {column.name for column in tables.YOUNGER_COLUMNS}
 _ROUND, _SELECTION, _FEDERATION = map(_columns, (tables.rounds, tables.selections, tables.federations))
 
 
@@ -31,12 +32,17 @@ def _absorb(digest: Any, row: Mapping[Any, Any], columns: Iterable[tuple[str, ty
     """Add a row. Databases return 0.0 for -0.0 and floats for integers in a column of floats: make them equal."""
     values = [
         value if kind is None or value is None else kind(value) + kind(0)
-        for value, kind in ((row[name], kind) for name, kind in columns)
+        for value, kind in ((row[name], kind) for name, kind in columns if not _is_absent(row, name))
     ]
     blobs = [value for value in values if isinstance(value, bytes)]
     digest.update(repr([len(value) if isinstance(value, bytes) else value for value in values]).encode())
     for blob in blobs:
         digest.update(blob)
+
+
+def _is_absent(row: Mapping[Any, Any], name: str) -> bool:
+    """Whether this is a younger column without a value: rounds written before it existed keep their digest."""
+    return name in _YOUNGER and row[name] is None
 
 
 def link(
@@ -101,7 +107,8 @@ def _by_round(connection: sa.Connection, table: sa.Table, run_id: int, until: in
     if table is tables.checksums and not sa.inspect(connection).has_table(table.name):
         yield from ([] for _ in range(until))  # an older store, opened for reading
         return
-    query = sa.select(table).where(table.c.run_id == run_id, table.c.round < until).order_by(table.c.round)
+    columns = tables.readable_columns(connection, table)
+    query = sa.select(*columns).where(table.c.run_id == run_id, table.c.round < until).order_by(table.c.round)
     rows = connection.execute(query, execution_options={"yield_per": 64}).mappings()
     row = next(rows, None)
     for index in range(until):

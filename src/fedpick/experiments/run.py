@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import fedpick
+from fedpick.availability.logs import ReplayTrace
 from fedpick.availability.process import Trace
 from fedpick.core import checkpoint
 from fedpick.core import state as states
@@ -36,6 +37,7 @@ from fedpick.experiments.store import Store, StoreError, StoreLocked, in_a_sente
 
 if TYPE_CHECKING:
     from fedpick.sim import Simulator
+    from fedpick.sim.loop import Masks
 
 __all__ = ["FederatedRun", "build", "clients_and_trace", "compute", "refuse_early"]
 
@@ -57,6 +59,20 @@ class LaterTrace(Trace):
 
     def _truth(self) -> tuple[FloatArray, FloatArray]:
         return self.trace.availability, self.trace.correlation
+
+
+@dataclass(frozen=True)
+class AtClock:
+    """Device logs read at the time of a simulator's clock instead of once per round."""
+
+    trace: ReplayTrace
+    simulator: Simulator
+    start: float
+    """Seconds into the logs at which the run starts, after their offset."""
+
+    def mask(self, round: int) -> BoolArray:
+        """(N,) who is available now."""
+        return self.trace.at(self.start + self.simulator.clock)
 
 
 @dataclass
@@ -91,7 +107,7 @@ class FederatedRun:
             self.session,
             rounds=until,
             budget=parts.budget,
-            availability=LaterTrace(self.trace, parts.history) if parts.history else self.trace,
+            availability=self._availability(),
             evaluate_every=parts.evaluate_every,
             losses_every=parts.losses_every,
             local_accuracy_every=local,
@@ -99,6 +115,13 @@ class FederatedRun:
             # Which rounds are evaluated must not depend on how many were asked for this time.
             evaluate_last=False,
         )
+
+    def _availability(self) -> Masks:
+        history = self.parts.history
+        if self.parts.at_clock:
+            assert isinstance(self.trace, ReplayTrace)  # validated with the spec
+            return AtClock(self.trace, self.simulator, history * self.trace.round_seconds)
+        return LaterTrace(self.trace, history) if history else self.trace
 
     def checkpoint(self) -> bytes:
         """Return everything needed to go on after the latest round."""
@@ -156,6 +179,8 @@ def build(settings: Mapping[str, Any]) -> FederatedRun:
         local=parts.local,
         server=parts.server,
         faults=parts.faults,
+        devices=parts.devices,
+        waiting=parts.waiting,
         seed=parts.seed,
         clients=clients,
         losses_on=parts.simulator.losses_on,

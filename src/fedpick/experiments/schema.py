@@ -22,6 +22,7 @@ Schema, version 1. Public: scripts may read it with any SQL tool. Rounds count f
     train_loss              mean over the clients that completed; NULL if none did
     objective               the loss of all clients, weighted by importance; NULL where not measured
     local_accuracy          on the clients' own test data, weighted by importance; NULL where not measured
+    clock                   seconds of virtual time since the start, this round included; NULL without devices
     models_down, updates_up, scalars_up, bytes_down, bytes_up    since the start of the run, this round included
     select_seconds, measure_seconds, train_seconds, evaluate_seconds    this round alone
     diagnostics             JSON: the plain values that the policy reported
@@ -32,15 +33,16 @@ Schema, version 1. Public: scripts may read it with any SQL tool. Rounds count f
 `arrays`           larger arrays
     run_id, round, name, value (zlib of a .npy file). Names: "policy/..." the arrays in the policy's diagnostics,
     "evaluation/losses" (N,) the loss of every client, "evaluation/validation" (2,) loss and accuracy on the clients'
-    validation data, weighted by importance
+    validation data, weighted by importance, "evaluation/times" (4, k) what the chosen clients spend their time on and
+    "evaluation/stale" (3, j) late answers that were used; see `fedpick.sim.clock` and `fedpick.sim.late`
 `checkpoints`      where a run resumes: run_id, rounds_done, content (.npz of model and policy state)
 `checksums`        one row per run and round: run_id, round, digest (BLAKE2b of the digest before it, the row of
     `rounds`, the row of `selections` and the arrays of the round; see `fedpick.experiments.integrity`)
 `leases`           which process computes a run: run_id, owner, beat (when the owner last renewed it, in seconds since
     1970); see `fedpick.experiments.leases`
 
-The last two tables are younger than the others. A store without them is still version 1: they are created when it is
-opened for writing, and rounds without a checksum count as unverified.
+The last two tables and the column `rounds.clock` are younger than the others. A store without them is still version 1:
+they are added when it is opened for writing, and rounds without a checksum count as unverified.
 
 Arrays without another note are raw little-endian bytes: `numpy.frombuffer(value, "<f8")`. A number NaN is NULL. In
 `spec`, `settings` and `parameters`, infinity (`kappa2 = inf`) is the word Infinity, and NaN NaN, as in JSON5.
@@ -50,6 +52,8 @@ are written less often; rows beyond the last checkpoint are dropped on resuming 
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 try:
     import sqlalchemy as sa
@@ -63,6 +67,8 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "SCHEMA_VERSION",
+    "YOUNGER_COLUMNS",
+    "add_younger_columns",
     "arrays",
     "checkpoints",
     "checksums",
@@ -71,6 +77,8 @@ __all__ = [
     "leases",
     "members",
     "metadata",
+    "missing_columns",
+    "readable_columns",
     "rounds",
     "runs",
     "sa",
@@ -173,6 +181,7 @@ rounds = sa.Table(
     sa.Column("train_seconds", sa.Double),
     sa.Column("evaluate_seconds", sa.Double),
     sa.Column("diagnostics", sa.Text, nullable=False),
+    sa.Column("clock", sa.Double),
 )
 
 selections = sa.Table(
@@ -215,3 +224,29 @@ leases = sa.Table(
     sa.Column("owner", sa.Text, nullable=False),
     sa.Column("beat", sa.Double, nullable=False),
 )
+
+YOUNGER_COLUMNS = frozenset({rounds.c.clock})
+"""Columns that older stores of this version lack. They hold NULL, or a fact that older rounds do not have."""
+
+
+def missing_columns(connection: sa.Connection) -> list[sa.Column[Any]]:
+    """The younger columns that this database lacks."""
+    inspector = sa.inspect(connection)
+    return [
+        column
+        for column in YOUNGER_COLUMNS
+        if column.name not in {each["name"] for each in inspector.get_columns(column.table.name)}
+    ]
+
+
+def add_younger_columns(connection: sa.Connection) -> None:
+    """Add the columns that an older store lacks."""
+    for column in missing_columns(connection):
+        kind = column.type.compile(connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {column.name} {kind}")
+
+
+def readable_columns(connection: sa.Connection, table: sa.Table) -> list[sa.ColumnElement[Any]]:
+    """The columns of a table in order; NULL for those that this database lacks."""
+    missing = {column.name for column in missing_columns(connection) if column.table is table}
+    return [sa.null().label(column.name) if column.name in missing else column for column in table.c]

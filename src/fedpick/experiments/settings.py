@@ -25,7 +25,7 @@ from fedpick.data import loading
 from fedpick.data.loading import DataSettings
 from fedpick.data.partition import Partition
 from fedpick.data.types import Federation
-from fedpick.sim import Faults, LocalTraining, ServerStep, tasks
+from fedpick.sim import Devices, Faults, LocalTraining, ServerStep, Waiting, devices, tasks
 from fedpick.sim.settings import SimulatorSettings
 from fedpick.sim.tasks import TaskSettings
 
@@ -37,6 +37,7 @@ __all__ = [
     "availability_of",
     "build_settings",
     "data_of",
+    "devices_of",
     "federation_of",
     "federation_texts",
     "partition_of",
@@ -120,6 +121,10 @@ class RunParts:
     local: LocalTraining
     server: ServerStep
     faults: Faults | None
+    devices: Devices | None
+    waiting: Waiting
+    at_clock: bool
+    """Read device logs at the time of the simulator's clock."""
     simulator: SimulatorSettings
     budget: int | None
     evaluate_every: int
@@ -144,6 +149,9 @@ def build_settings(settings: Table) -> RunParts:
         local=typed(LocalTraining, settings["local"]),
         server=typed(ServerStep, settings["server"]),
         faults=typed(Faults, settings["faults"]) if settings["faults"] else None,
+        devices=devices_of(settings["devices"]) if "devices" in settings else None,
+        waiting=typed(Waiting, settings.get("waiting", {})),
+        at_clock=process.get("clock", False),
         simulator=typed(SimulatorSettings, settings["simulator"]),
         budget=settings["budget"],
         evaluate_every=settings["evaluate_every"],
@@ -184,8 +192,13 @@ def task_of(table: Table) -> TaskSettings:
 
 
 def availability_of(table: Table) -> AvailabilityProcess:
-    """The section [availability], without its seed and history."""
-    return availability.get(table["name"], **_options(table, "seed", "history"))
+    """The section [availability], without its seed, history and clock."""
+    return availability.get(table["name"], **_options(table, "seed", "history", "clock"))
+
+
+def devices_of(table: Table) -> Devices:
+    """The section [devices]."""
+    return devices.get(table["name"], **_options(table))
 
 
 def policy_of(table: Table) -> Policy[Any]:

@@ -19,7 +19,12 @@
     lr = 1.0
     [availability]         # optional: name and the options of that process; default: ideal
     name = "ideal"         # `history = 100`: policies see 100 rounds of masks before round 0
+                           # `clock = true`: read device logs at the time of [devices]' clock
     [faults]               # optional: fields of fedpick.sim.Faults (dropout, nan, deadline, ...)
+    [devices]              # optional: name (`fedpick list devices`) and options of the devices: rounds take time
+    name = "phones"
+    [waiting]              # optional: fields of fedpick.sim.Waiting (overcommit, quorum, deadline, late, ...)
+    overcommit = 1.3
     [simulator]            # optional: losses_on, shards, group, sketch, noise_examples, engine of Simulator
     losses_on = "validation"
     [run]
@@ -140,6 +145,8 @@ class Spec(RunSettings):
     faults: Mapping[str, Any]
     simulator: Mapping[str, Any]
     policies: tuple[PolicySpec, ...]
+    devices: Named | None = None
+    waiting: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As in the TOML file, with every default of the spec itself written out."""
@@ -157,9 +164,15 @@ class Spec(RunSettings):
             "availability": self.availability.to_dict(),
             "faults": dict(self.faults),
             "simulator": dict(self.simulator),
+            **self._time(),
             "run": {key: value for key, value in run.items() if value is not None},
             "policies": [policy.to_dict() for policy in self.policies],
         }
+
+    def _time(self) -> dict[str, Any]:
+        """The sections that are younger than the others: specs without them keep their hash."""
+        devices = {} if self.devices is None else {"devices": self.devices.to_dict()}
+        return {**devices, **({"waiting": dict(self.waiting)} if self.waiting else {})}
 
     @property
     def hash(self) -> str:
@@ -180,6 +193,7 @@ class Spec(RunSettings):
             "losses_every": self.losses_every,
             "local_accuracy_every": self.local_accuracy_every,
             **validation,
+            **self._time(),
             "policy": {"name": policy.name, **policy.parameters},
             "seed": seed,
         }
@@ -314,6 +328,8 @@ def _assemble(content: Mapping[str, Any], title: str) -> Spec:
         server=dict(content.get("server", {})),
         faults=dict(content.get("faults", {})),
         simulator=dict(content.get("simulator", {})),
+        devices=_named(content["devices"]) if "devices" in content else None,
+        waiting=dict(content.get("waiting", {})),
         policies=tuple(
             PolicySpec(
                 name=table["name"],

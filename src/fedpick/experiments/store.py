@@ -329,9 +329,10 @@ class Store:
             version = self._version()
             if version is None and not create:
                 raise StoreError(f"{self.name} holds no fedpick results.")
-            if not self.read_only and version in (None, tables.SCHEMA_VERSION) and not self._has_all_tables():
+            if not self.read_only and version in (None, tables.SCHEMA_VERSION) and not self._is_complete():
                 with self.writing(queue=True) as connection:
                     tables.metadata.create_all(connection)
+                    tables.add_younger_columns(connection)
                     if connection.scalar(sa.select(tables.schema.c.version)) is None:
                         row = {"version": tables.SCHEMA_VERSION, "written_by": f"fedpick {fedpick.__version__}"}
                         connection.execute(tables.schema.insert(), row)
@@ -355,8 +356,11 @@ class Store:
         with self.engine.connect() as connection:
             return connection.scalar(sa.select(tables.schema.c.version))
 
-    def _has_all_tables(self) -> bool:
-        return set(tables.metadata.tables) <= set(sa.inspect(self.engine).get_table_names())
+    def _is_complete(self) -> bool:
+        """Whether the database has all tables and columns of this version."""
+        with self.engine.connect() as connection:
+            has_tables = set(tables.metadata.tables) <= set(sa.inspect(connection).get_table_names())
+            return has_tables and not tables.missing_columns(connection)
 
     def close(self) -> None:
         """Close the connections."""
@@ -734,7 +738,8 @@ class Store:
     @_reads
     def rounds(self, run_id: int, limit: int | None = None) -> dict[str, NDArray[Any]]:
         """The columns of `rounds` as arrays in order of the rounds, NaN for NULL; `diagnostics` as a list of dicts."""
-        query = sa.select(tables.rounds).where(tables.rounds.c.run_id == run_id).order_by(tables.rounds.c.round)
+        columns_there = self._round_columns()
+        query = sa.select(*columns_there).where(tables.rounds.c.run_id == run_id).order_by(tables.rounds.c.round)
         if limit is not None:
             query = query.where(tables.rounds.c.round < limit)
         rows = self._rows(query)
@@ -772,13 +777,21 @@ class Store:
         """Yield the stored rounds in order. Large runs fit: the rows are read in small batches."""
         rounds, selections = tables.rounds, tables.selections
         shared = (selections.c.run_id == rounds.c.run_id) & (selections.c.round == rounds.c.round)
-        query = sa.select(*_RECORD_COLUMNS).join(selections, shared).where(rounds.c.run_id == run_id)
+        # Both tables have a train_loss: the mean of the round, and the reports.
+        own = [each.label(f"{each.name}_mean") if each.name in _REPORTS else each for each in self._round_columns()]
+        chosen = [column for column in selections.c if column.name not in ("run_id", "round")]
+        query = sa.select(*own, *chosen).select_from(rounds).join(selections, shared).where(rounds.c.run_id == run_id)
         if limit is not None:
             query = query.where(rounds.c.round < limit)
         size = self._num_clients(run_id)
         with self.engine.connect() as connection:
             for row in connection.execution_options(yield_per=64).execute(query.order_by(rounds.c.round)):
                 yield _record(dict(row._mapping), size)
+
+    def _round_columns(self) -> list[sa.ColumnElement[Any]]:
+        """The columns of `rounds` in order; NULL for those that an older store, opened for reading, lacks."""
+        with self.engine.connect() as connection:
+            return tables.readable_columns(connection, tables.rounds)
 
     @_reads
     def choices(self, run_id: int, limit: int | None = None) -> Iterator[Choice]:
@@ -924,6 +937,7 @@ def _round_row(record: RoundRecord) -> dict[str, Any]:
         "train_loss": float(reported.mean()) if len(reported) else None,
         "objective": _number(record.objective),
         "local_accuracy": _number(record.local_accuracy),
+        "clock": _number(record.clock),
         **record.counters.as_dict(),
         **{f"{name}_seconds": _number(value) for name, value in record.seconds.as_dict().items()},
     }
@@ -944,21 +958,17 @@ def _selection_row(record: RoundRecord) -> dict[str, Any]:
 _REPORTS = ("loss", "train_loss", "duration", "update_norm")
 _COUNTERS = tuple(item.name for item in fields(Counters))
 _SECONDS = tuple(item.name for item in fields(Timings))
-# Both tables have a train_loss: the mean of the round, and the reports.
-_RECORD_COLUMNS = (
-    *(column.label(f"{column.name}_mean" if column.name in _REPORTS else column.name) for column in tables.rounds.c),
-    *(column for column in tables.selections.c if column.name not in ("run_id", "round")),
-)
 
 
 def _record(row: Mapping[Any, Any], num_clients: int) -> RoundRecord:
     """The record of a stored round. Arrays of its diagnostics and evaluations are read with `Store.array`."""
     clients, given = indices_from(row["clients"]), row["given_weights"]
+    reports: dict[str, Any] = {name: floats_from(row[name]) for name in _REPORTS}
     outcome = Outcome(
         index=row["round"],
         clients=clients,
         completed=np.frombuffer(row["completed"], np.uint8).astype(bool),
-        **{name: floats_from(row[name]) for name in _REPORTS},
+        **reports,
     )
     return RoundRecord(
         index=row["round"],
@@ -976,6 +986,7 @@ def _record(row: Mapping[Any, Any], num_clients: int) -> RoundRecord:
         test_accuracy=row["accuracy"],
         objective=row["objective"],
         local_accuracy=row["local_accuracy"],
+        clock=row["clock"],
     )
 
 

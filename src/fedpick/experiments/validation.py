@@ -28,7 +28,7 @@ from fedpick.experiments import settings
 from fedpick.experiments.encoding import has_control_characters
 from fedpick.experiments.settings import RunSettings, alternatives, type_hints, typed
 from fedpick.experiments.toml import KeyPath
-from fedpick.sim import Faults, LocalTraining, ServerStep, tasks
+from fedpick.sim import Faults, LocalTraining, ServerStep, Waiting, devices, tasks
 from fedpick.sim.settings import SimulatorSettings
 
 __all__ = [
@@ -90,15 +90,17 @@ _PLAIN: dict[str, type[Any]] = {
     "server": ServerStep,
     "faults": Faults,
     "simulator": SimulatorSettings,
+    "waiting": Waiting,
 }
 _REQUIRED = ("data", "partition", "task", "local", "run", "policies")
-_SECTIONS = ("title", "data", "partition", "task", *_PLAIN, "availability", "run", "policies")
+_SECTIONS = ("title", "data", "partition", "task", *_PLAIN, "availability", "devices", "run", "policies")
 # Keys of a section that are not options of the thing it names.
 _SECTION_KEYS = {
     "data": [Option("name", str), Option("seed", int)],
     "partition": [Option("name", str), Option("seed", int)],
     "task": [Option("name", str)],
-    "availability": [Option("name", str), Option("seed", int), Option("history", int)],
+    "availability": [Option("name", str), Option("seed", int), Option("history", int), Option("clock", bool)],
+    "devices": [Option("name", str)],
     "policies": [Option("name", str), Option("label", str), Option("local", dict), Option("server", dict)],
 }
 POLICY_KEYS = tuple(option.name for option in _SECTION_KEYS["policies"])
@@ -106,14 +108,20 @@ SHARED_KEYS = {
     "data": ("seed",),
     "partition": ("num_clients", "holdout", "split", "seed"),
     "task": (),
-    "availability": ("seed", "history"),
+    "availability": ("seed", "history", "clock"),
+    "devices": (),
 }
 """Keys that do not depend on the name in a section."""
-_KINDS = {"data": "data set", "policies": "policy", "availability": "availability process"}
+_KINDS = {
+    "data": "data set",
+    "policies": "policy",
+    "availability": "availability process",
+    "devices": "model of devices",
+}
 # Sections whose name may be `package.module:attribute`, and what that attribute is.
 _TARGETS = {"data": "function", "task": "function", "policies": "Class"}
 # In the other sections some numbers may be infinite or NaN (kappa2, deadline); the classes there decide.
-_FINITE = ("data", "partition", "task", "local", "server", "simulator")
+_FINITE = ("data", "partition", "task", "local", "server", "simulator", "devices")
 _MANY_CLIENTS = 1_000_000
 
 
@@ -124,6 +132,7 @@ def names_of(section: str) -> tuple[str, ...]:
         "partition": data.partition_names,
         "task": tasks.names,
         "availability": availability.names,
+        "devices": devices.names,
         "policies": registry.names,
     }
     return tuple(known[section]())
@@ -144,6 +153,8 @@ def options_of(section: str, name: str = "") -> list[Option] | None:
         return _fields(tasks.options_source(name), skip=["input_shape", "num_classes"])
     if section == "availability":
         return _fields(availability.load(name))
+    if section == "devices":
+        return _fields(devices.load(name))
     if section == "policies":
         return _fields(registry.load(name))
     return _fields(RunSettings if section == "run" else _PLAIN[section])
@@ -185,13 +196,14 @@ def content_problems(content: Table) -> list[Problem]:
     """Every problem of a spec's content."""
     if problems := _section_problems(content):
         return problems
-    for section in ("data", "partition", "availability"):
+    for section in ("data", "partition", "availability", "devices"):
         if section in content:
             problems += _named_problems(section, content[section], (section,))
     for section in _PLAIN:
         if content.get(section) or section == "local":
             problems += _plain_problems(section, content.get(section, {}), (section,))
     problems += run_problems(content["run"])
+    problems += _time_problems(content)
     problems += _policies_problems(content)
     # The module of a user's task may import JAX; other problems must not wait for that.
     name = content["task"].get("name")
@@ -275,6 +287,7 @@ def _build(section: str, name: str, options: Table) -> object:
         "partition": settings.partition_of,
         "task": settings.task_of,
         "availability": settings.availability_of,
+        "devices": settings.devices_of,
         "policies": settings.policy_of,
     }
     return builders[section](table)
@@ -299,7 +312,7 @@ def _least_problems(section: str, table: Table, path: KeyPath) -> list[Problem]:
 
 
 def _plain_problems(section: str, table: Table, path: KeyPath) -> list[Problem]:
-    """Problems of [local], [server], [faults] or [simulator]."""
+    """Problems of a section that is one dataclass, such as [local] or [waiting]."""
     owner = f"[{section}]"
     problems = _option_problems(owner, table, options_of(section), path)
     if section in _FINITE:
@@ -309,6 +322,23 @@ def _plain_problems(section: str, table: Table, path: KeyPath) -> list[Problem]:
     # Local training has required options, so they cannot be tried one by one.
     good: dict[str, Any] | None = None if section == "local" else {}
     return _value_problems(owner, partial(typed, _PLAIN[section]), table, path, good)
+
+
+def _time_problems(content: Table) -> list[Problem]:
+    """Settings that need a clock, or a budget, where there is none."""
+    problems = []
+    if content.get("waiting") and "devices" not in content:
+        problems.append(
+            Problem(("waiting",), "[waiting] needs a clock: add the section [devices], such as name = 'phones'.")
+        )
+    overcommit = content.get("waiting", {}).get("overcommit", 1)
+    if overcommit != 1 and "budget" not in content["run"]:
+        problems.append(Problem(("waiting", "overcommit"), "[waiting]: overcommit needs a budget in [run]."))
+    process = content.get("availability", {})
+    if process.get("clock") and (process.get("name") != "trace" or "devices" not in content):
+        message = "[availability]: clock = true needs device logs (name = 'trace') and the section [devices]."
+        problems.append(Problem(("availability", "clock"), message))
+    return problems
 
 
 def run_problems(run: Table) -> list[Problem]:

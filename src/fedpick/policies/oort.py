@@ -20,10 +20,11 @@ Deviations. Places without new clients go to step 4. The authors' code fills the
 new clients; ours samples all of them. Minimum and maximum in step 2 are taken after the cut: otherwise one outlier
 presses all other scores to 0, which the cut shall prevent. The cut-off is the score on the last place, as in the paper;
 the authors' code takes the next one and fails if there is none. A client that did not complete, or reported no loss,
-has the utility 0 until it reports one. In the authors' code it stays new, or keeps its utility, and is selected again
-and again. The list of often-selected clients that are left out, off by default, is not offered. Selecting more clients
-than needed is up to the driver. FedScale's code never empties its list of explored clients, so that the last ones join
-all later cohorts; Plato's computes the second term of step 2 only when a client takes part. Neither happens here.
+has the utility 0 until it reports one; one that the server stopped has the mean of its cohort. In the authors' code it
+stays new, or keeps its utility, and is selected again and again. The list of often-selected clients that are left out,
+off by default, is not offered. Selecting more clients than needed is up to the driver. FedScale's code never empties
+its list of explored clients, so that the last ones join all later cohorts; Plato's computes the second term of step 2
+only when a client takes part. Neither happens here.
 """
 
 from __future__ import annotations
@@ -219,6 +220,8 @@ class Oort(Policy[OortState]):
         chosen = outcome.clients
         usable = outcome.completed & ~np.isnan(outcome.loss_rms)
         gain = np.where(usable, state.sizes[chosen] * outcome.loss_rms, 0.0)
+        # A client that was stopped was not useless: it counts as an average one, as in FedScale.
+        gain[outcome.cancelled] = gain[usable].mean() if usable.any() else 0.0
         exploited = usable & (state.last[chosen] > 0)
         last, utility, duration = state.last.copy(), state.utility.copy(), state.duration.copy()
         last[chosen] = outcome.index + 1

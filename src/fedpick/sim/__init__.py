@@ -6,7 +6,9 @@ Importing this package imports neither JAX nor PyTorch; building a `Simulator` i
 from __future__ import annotations
 
 from fedpick.core.record import Counters, RoundRecord, Timings
-from fedpick.sim import tasks
+from fedpick.sim import devices, tasks
+from fedpick.sim.clock import Waiting
+from fedpick.sim.devices import Devices
 from fedpick.sim.faults import Faults
 from fedpick.sim.loop import simulate
 from fedpick.sim.settings import LearningRate, LocalTraining, ServerStep
@@ -15,6 +17,7 @@ from fedpick.sim.tasks import Task, TorchTask
 
 __all__ = [
     "Counters",
+    "Devices",
     "Faults",
     "LearningRate",
     "LocalTraining",
@@ -24,6 +27,8 @@ __all__ = [
     "Task",
     "Timings",
     "TorchTask",
+    "Waiting",
+    "devices",
     "simulate",
     "tasks",
 ]

@@ -139,19 +139,20 @@ def _rounds(
     ahead = copy(session)
     while simulator.round < rounds:
         index, before = simulator.round, simulator.timings
+        asked = simulator.waiting.asked(budget)
         if foreseeable:
             if ahead.round != index + simulator.num_prepared:
                 ahead = copy(session)  # prepared rounds were dropped
             first = ahead.round
-            coming = _foresee(ahead, availability, budget, min(simulator.num_preparable, rounds - first))
+            coming = _foresee(ahead, availability, asked, min(simulator.num_preparable, rounds - first))
             if coming:
                 due = [schedule.due(schedule.evaluate_every, first + step) for step in range(len(coming))]
-                simulator.prepare(coming, due)
+                simulator.prepare(coming, due, budget)
         mask = None if availability is None else availability.mask(index)
         start, measuring = time.perf_counter(), simulator.timings.measure
-        selection = session.ask(available=mask, budget=budget, measure=simulator.measure)
+        selection = session.ask(available=mask, budget=asked, measure=simulator.measure)
         deciding = time.perf_counter() - start - (simulator.timings.measure - measuring)
-        outcome = simulator.train(selection, report=report)
+        outcome = simulator.train(selection, report=report, budget=budget)
         start = time.perf_counter()
         session.tell(outcome)
         deciding += time.perf_counter() - start
@@ -164,6 +165,7 @@ def _rounds(
             available=np.ones(len(session.clients), bool) if mask is None else mask,
             counters=simulator.counters,
             seconds=simulator.timings.since(before).plus(Timings(select=deciding)),
+            clock=None if simulator.fleet is None else simulator.clock,
             **measured,
         )
         if on_round is not None:
@@ -206,4 +208,6 @@ def _measure(simulator: Simulator, schedule: _Schedule, index: int) -> dict[str,
         measured["objective"] = simulator.weighted(evaluation["losses"])
     if schedule.due(schedule.local_accuracy_every, index):
         measured["local_accuracy"] = simulator.weighted(simulator.evaluate_clients()[1])
+    if simulator.times is not None:
+        evaluation["times"] = simulator.times
     return {**measured, "evaluation": evaluation}

@@ -26,6 +26,8 @@ from fedpick.core.types import Clients, Outcome, Probe, Selection, aggregation_w
 from fedpick.core.writing import write_atomically
 from fedpick.data.types import Federation, Part
 from fedpick.sim import hashing, tasks
+from fedpick.sim.clock import Ending, Status, Waiting, round_clock
+from fedpick.sim.devices import TRAINING_PASSES, Devices, Seconds
 from fedpick.sim.engine import Engine, Params, Rounds, Trainable, Trained, Work
 from fedpick.sim.examples import Examples, segment_means
 from fedpick.sim.faults import FaultDraw, Faults
@@ -35,6 +37,8 @@ __all__ = ["Simulator"]
 
 _NUMBERS = {Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.LOSS_RMS}
 """Reports that a client sends as a number of its own."""
+_DURATIONS = ("deadline", "latency", "seconds_per_example", "speed_spread", "jitter")
+"""Fields of `Faults` that devices replace."""
 
 
 class _Plan(NamedTuple):
@@ -45,6 +49,9 @@ class _Plan(NamedTuple):
     expected: BoolArray
     """(k,) which of the selected clients answer in time."""
     work: Work
+    seconds: Seconds | None = None
+    """What the clients spend their time on; None without devices."""
+    ending: Ending | None = None
 
 
 class _Prepared(NamedTuple):
@@ -57,7 +64,7 @@ class _Prepared(NamedTuple):
 
 
 class Simulator:
-    """A federation at work. The state is `params`, `velocity` (server momentum), `round` and `counters`.
+    """A federation at work. The state is `params`, `velocity` (server momentum), `round`, `counters` and `clock`.
 
     Args:
         federation: the clients' data.
@@ -67,6 +74,9 @@ class Simulator:
         seed: of the initial model, the mini-batches, the measurements and the faults.
         clients: the table that policies see; by default `federation.clients()`.
         faults: what goes wrong; None: nothing.
+        devices: how fast clients are. With devices the simulator keeps a `clock`, in seconds since the start; None: a
+            round takes no time.
+        waiting: for whom the server waits; needs devices. None: for all selected clients.
         losses_on: the part of the local data on which losses are measured: "train", "validation", "test" or "all".
         shards: pieces of a cohort that train in parallel; None: chosen by the engine.
         group: clients per batched program; None: chosen by the engine.
@@ -85,6 +95,8 @@ class Simulator:
         seed: int = 0,
         clients: Clients | None = None,
         faults: Faults | None = None,
+        devices: Devices | None = None,
+        waiting: Waiting | None = None,
         losses_on: Part = "train",
         shards: int | None = None,
         group: int | None = None,
@@ -114,6 +126,12 @@ class Simulator:
         self.sketch, self.noise_examples = sketch, noise_examples
         self.engine: Engine = self.task.engine(self.examples, local, self.server, seed=seed, shards=shards, group=group)
         self.params, self.velocity = self.engine.init()
+        self.devices, self.waiting = devices, waiting or Waiting()
+        self.fleet = None if devices is None else devices.fleet(self.clients, seed)
+        self._refuse_waiting(waiting)
+        self.clock = 0.0
+        self.times: FloatArray | None = None
+        """(4, k) of the latest round; see `fedpick.sim.clock`. None without devices."""
         self.round = 0
         self.counters = Counters()
         self.timings = Timings()
@@ -148,15 +166,46 @@ class Simulator:
             "losses_on": self.losses_on,
             "sketch": self.sketch,
             "noise_examples": self.noise_examples,
+            **({} if self.devices is None else {"devices": asdict(self.devices), "waiting": asdict(self.waiting)}),
             **self.engine.facts,
         }
+
+    def _refuse_waiting(self, waiting: Waiting | None) -> None:
+        """Raise if there is no clock to wait by, two of them, or a deadline that no client can meet."""
+        if self.fleet is None:
+            if waiting is not None and waiting != Waiting():
+                raise InvalidInput("Waiting needs a clock: say how fast the clients are with devices, such as phones.")
+            return
+        default = Faults()
+        twice = [name for name in _DURATIONS if self.faults and getattr(self.faults, name) != getattr(default, name)]
+        if twice:
+            raise InvalidInput(
+                f"Both the devices and the faults say how long clients take. Leave out {twice[0]!r} of the faults; "
+                "the deadline is one of Waiting."
+            )
+        everybody = np.arange(len(self.clients))
+        fastest = float(self._training_seconds(0, everybody, fresh=True).total.min())
+        # The jitter of this draw and of another one: hardly ever beyond four standard deviations each.
+        if fastest * np.exp(-8 * self.fleet.jitter) > self.waiting.deadline:
+            raise InvalidInput(
+                f"No client can meet the deadline of {self.waiting.deadline:g} s: the fastest takes {fastest:.3g} s. "
+                "Choose a later deadline or faster devices."
+            )
 
     # Training
 
     def train(
-        self, selection: Selection, round: int | None = None, *, report: frozenset[Signal] = frozenset()
+        self,
+        selection: Selection,
+        round: int | None = None,
+        *,
+        report: frozenset[Signal] = frozenset(),
+        budget: int | None = None,
     ) -> Outcome:
         """Train the selected clients, take the server step and go to the next round.
+
+        `budget` is the cohort size before over-commitment, which decides for how many answers a server with `devices`
+        waits; None: for all.
 
         `report` names the signals to report. OUTCOME_LOSS and LOSS_RMS cost a pass over the cohort's data, so they are
         measured only if they are named; they and TRAIN_LOSS count as a number sent. The server makes the SKETCH of
@@ -165,7 +214,7 @@ class Simulator:
         if round is not None and round != self.round:
             raise OutOfOrder(f"The simulator is in round {self.round}; it was asked to train round {round}.")
         with self._clock("train"):
-            plan = self._plan(selection, self.round)
+            plan = self._plan(selection, self.round, budget=budget)
             if Signal.SKETCH in report:
                 plan = plan._replace(work=plan.work._replace(sketch=True))
             losses = np.full((2, len(selection.clients)), np.nan)
@@ -174,20 +223,38 @@ class Simulator:
             trained = self._take_prepared(plan) or self._train(plan)
             return self._commit(plan, trained, losses, report)
 
-    def _plan(self, selection: Selection, round: int, faults: bool = True) -> _Plan:
+    def _plan(self, selection: Selection, round: int, faults: bool = True, budget: int | None = None) -> _Plan:
         """Decide what training this selection in this round means; nobody trains yet."""
         chosen = selection.clients
         if self.faults is None or not faults:
             nobody = np.zeros(len(chosen), bool)
             draw = FaultDraw(nobody, nobody, nobody, np.full(len(chosen), np.nan))
         else:
-            sizes = self.examples.sizes[chosen]
-            batch = np.minimum(sizes, self.local.batch_size or sizes.max(initial=0))
-            draw = self.faults.draw(self.seed, round, chosen, self.local.num_steps(sizes) * batch)
+            draw = self.faults.draw(self.seed, round, chosen, self._processed(chosen))
         expected = ~(draw.dropped | draw.late)
+        seconds = ending = None
+        if self.fleet is not None and faults:
+            fresh = self._model_received[chosen] != round
+            seconds, wanted = self._training_seconds(round, chosen, fresh), self.waiting.wanted(budget, len(chosen))
+            ending = round_clock(seconds.total, draw.dropped, wanted, self.waiting.deadline)
+            expected = ending.in_time
         work = self._work(round, chosen[expected], poisoned=draw.poisoned[expected])
         weights = aggregation_weights(selection, expected & ~draw.poisoned, self.clients)[expected]
-        return _Plan(selection, draw, expected, work._replace(weights=weights))
+        return _Plan(selection, draw, expected, work._replace(weights=weights), seconds, ending)
+
+    def _processed(self, clients: IntArray) -> IntArray:
+        """(k,) how many examples each of these clients processes when it trains."""
+        sizes = self.examples.sizes[clients]
+        batch = np.minimum(sizes, self.local.batch_size or sizes.max(initial=0))
+        return self.local.num_steps(sizes) * batch
+
+    def _training_seconds(self, round: int, clients: IntArray, fresh: BoolArray | bool) -> Seconds:
+        """How long these clients train; `fresh` are those that must receive the model first."""
+        assert self.fleet is not None
+        down = np.where(fresh, self.model_bytes, 0)
+        return self.fleet.seconds(
+            round, clients, TRAINING_PASSES * self._processed(clients), down, bytes_up=self.model_bytes
+        )
 
     def _work(self, round: int, clients: IntArray, poisoned: BoolArray) -> Work:
         return Work(
@@ -236,7 +303,9 @@ class Simulator:
         completed = plan.expected & np.isfinite(norm)
         sketch = np.full((len(chosen), trained.sketches.shape[1]), np.nan)
         sketch[completed] = trained.sketches[completed[plan.expected]]
-        answers = int((~draw.dropped).sum())
+        status = self._status(plan, completed)
+        cancelled, late = status == Status.CANCELLED, status == Status.LATE
+        answers = int((~draw.dropped & ~cancelled).sum())
         self._count_model(chosen)
         self._count(updates_up=answers, scalars_up=len(report & _NUMBERS) * answers)
         outcome = Outcome(
@@ -246,16 +315,38 @@ class Simulator:
             loss=losses[0],
             loss_rms=losses[1],
             train_loss=np.where(completed, train_loss, np.nan),
-            duration=draw.duration,
+            duration=self._durations(plan),
             update_norm=np.where(completed, norm, np.nan),
             sketch=sketch,
+            late=late,
+            cancelled=cancelled,
         )
+        if plan.seconds is not None and plan.ending is not None:
+            self.times = np.stack([*plan.seconds, status.astype(np.float64)])
+            self.clock += plan.ending.seconds if len(chosen) else self.waiting.idle
         self.params, self.velocity = trained.params, trained.velocity
         self.round += 1
         self._evaluated = None
         if trained.evaluation is not None:
             self._evaluated = self.engine.leaves(self.params, self.velocity), trained.evaluation
         return outcome
+
+    def _status(self, plan: _Plan, completed: BoolArray) -> IntArray:
+        """(k,) the `Status` of every selected client."""
+        status = np.where(completed, Status.ANSWERED, Status.FAILED)
+        if plan.ending is None:
+            status[plan.faults.late] = Status.LATE
+        else:
+            by_deadline = plan.ending.seconds >= self.waiting.deadline
+            status[plan.ending.cut_off] = Status.LATE if by_deadline else Status.CANCELLED
+        return status
+
+    def _durations(self, plan: _Plan) -> FloatArray:
+        """(k,) seconds until the answer, or until the server stopped waiting; NaN for a client that failed."""
+        if plan.seconds is None or plan.ending is None:
+            return plan.faults.duration
+        waited = np.minimum(plan.seconds.total, plan.ending.seconds)
+        return np.where(plan.ending.in_time | plan.ending.cut_off, waited, np.nan)
 
     # Rounds that share a program
 
@@ -270,7 +361,7 @@ class Simulator:
         size = self.engine.rounds_at_once
         return size if size > 1 and len(self._prepared) <= size else 0
 
-    def prepare(self, selections: Sequence[Selection], evaluate: Sequence[bool]) -> None:
+    def prepare(self, selections: Sequence[Selection], evaluate: Sequence[bool], budget: int | None = None) -> None:
         """Start the rounds after those prepared already; `train` takes their results when it gets these selections.
 
         Nothing is committed. If `train` gets another selection, or the model or a setting was changed meanwhile, all
@@ -278,7 +369,8 @@ class Simulator:
         """
         with self._clock("train"):
             first = self.round + len(self._prepared)
-            works = [self._plan(selection, first + step).work for step, selection in enumerate(selections)]
+            plans = [self._plan(each, first + step, budget=budget) for step, each in enumerate(selections)]
+            works = [plan.work for plan in plans]
             if self._prepared:
                 last = self._prepared[-1].rounds
                 rounds = self.engine.start_rounds(last.params, last.velocity, works, evaluate)
@@ -315,12 +407,16 @@ class Simulator:
             )
         with self._clock("measure"):
             params = self.params
+            fresh = np.ones(len(probe.clients), bool)
             if probe.trial is None:
-                self._count_model(probe.clients)
+                fresh = self._count_model(probe.clients)
             else:
                 params = self.trial_params(probe.trial)
-                self._count_model(probe.trial.clients)
+                trial_fresh = self._count_model(probe.trial.clients)
                 self._count(models_down=len(probe.clients), updates_up=len(probe.trial.clients))
+                if self.fleet is not None:
+                    trial = self._training_seconds(self.round, probe.trial.clients, trial_fresh)
+                    self.clock += float(trial.total.max(initial=0.0))
             if probe.signal is Signal.LOSS:
                 values = self._losses(params, probe.clients, probe.batch_size)
             else:
@@ -331,7 +427,27 @@ class Simulator:
                 self._count(scalars_up=values.size)
             if self.faults is not None and self.faults.silence:
                 values[self.faults.silent(self.seed, self.round, probe.clients)] = np.nan
+            if self.fleet is not None:
+                values[self._wait_for_answers(probe, fresh, values)] = np.nan
             return values
+
+    def _wait_for_answers(self, probe: Probe, fresh: BoolArray, values: FloatArray) -> BoolArray:
+        """Advance the clock by the time of a question; return (d,) which clients answer too late."""
+        assert self.fleet is not None
+        passes, bytes_up = np.zeros(len(probe.clients), np.int64), 4 * values[:1].size
+        if probe.signal is not Signal.LOSS:
+            passes += TRAINING_PASSES * self._processed(probe.clients)
+        if probe.signal is Signal.OUTPUTS:
+            passes += self.noise_examples
+        if probe.signal is Signal.LOSS:
+            first, last = (edge[probe.clients] for edge in self.examples.ranges[self.losses_on])
+            passes += np.minimum(last - first, probe.batch_size or last - first)
+        if probe.signal is Signal.UPDATE and self.sketch is None:
+            bytes_up = self.model_bytes
+        down = np.where(fresh, self.model_bytes, 0)
+        finish = self.fleet.seconds(self.round, probe.clients, passes, down, bytes_up).total
+        self.clock += min(float(finish.max(initial=0.0)), self.waiting.probe_timeout)
+        return finish > self.waiting.probe_timeout
 
     def trial_params(self, selection: Selection) -> Params:
         """Return the model that training this selection now would give, without faults; nothing is committed."""
@@ -411,11 +527,12 @@ class Simulator:
     def _count(self, models_down: int = 0, updates_up: int = 0, scalars_up: int = 0) -> None:
         self.counters = self.counters.plus(self.model_bytes, models_down, updates_up, scalars_up)
 
-    def _count_model(self, clients: IntArray) -> None:
-        """Count the current model as sent to these clients, unless they received it earlier in this round."""
-        new = int((self._model_received[clients] != self.round).sum())
+    def _count_model(self, clients: IntArray) -> BoolArray:
+        """Count the current model as sent to the clients that did not receive it earlier in this round: (k,)."""
+        new: BoolArray = self._model_received[clients] != self.round
         self._model_received[clients] = self.round
-        self._count(models_down=new)
+        self._count(models_down=int(new.sum()))
+        return new
 
     @contextmanager
     def _clock(self, what: str) -> Iterator[None]:
@@ -430,7 +547,8 @@ class Simulator:
         """Return the state as (arrays, plain values), for a checkpoint."""
         leaves = self.engine.leaves(self.params, self.velocity)
         arrays = {f"model/{position}": np.asarray(leaf) for position, leaf in enumerate(leaves)}
-        return arrays, {"round": self.round, "counters": self.counters.as_dict()}
+        clock = {} if self.fleet is None else {"clock": self.clock}
+        return arrays, {"round": self.round, "counters": self.counters.as_dict(), **clock}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], plain: Mapping[str, Any]) -> None:
         """Go on from a `state` of a simulator with the same settings."""
@@ -443,6 +561,7 @@ class Simulator:
             )
         self.params, self.velocity = self.engine.rebuild(saved)
         self.round, self.counters = plain["round"], Counters(**plain["counters"])
+        self.clock = float(plain.get("clock", 0.0))
         self._model_received[:] = -1
         self._prepared.clear()
 

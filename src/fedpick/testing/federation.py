@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +80,7 @@ class FakeFederation:
         size = len(selection.clients)
         dead = np.isin(selection.clients, self.dead)
         completed = (rng.random(size) >= self.dropout) & ~dead
-        reports = {
+        reports: dict[str, Any] = {
             name: self._reported(0.5 + rng.random(size), rng)
             for name in ("loss", "train_loss", "duration", "update_norm", "loss_rms")
         }
