@@ -38,6 +38,7 @@ __all__ = ["SERVER", "Message", "Pair", "ScalarProductClient", "ScalarProductSer
 RandomBytes = Callable[[int], bytes]
 
 SERVER = "server"
+"""The name of the server in messages."""
 _RING = 2**64
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
@@ -49,8 +50,11 @@ class Pair:
     """One run of the protocol: the client in role A, the client in role B, and a nonce."""
 
     first: str
+    """The client in role A."""
     second: str
+    """The client in role B."""
     nonce: bytes
+    """Different in every run of the protocol."""
 
     def other(self, name: str) -> str:
         """The peer of `name`."""
@@ -62,11 +66,15 @@ class Message:
     """One message. Every message goes to the server or through it: clients do not reach each other."""
 
     sender: str
+    """The name of a client, or `SERVER`."""
     receiver: str
+    """The name of a client, or `SERVER`."""
     kind: str
     """"key", "deal", "masked", "mixed" or "share"."""
     body: bytes
+    """The content; encrypted between clients."""
     pair: Pair | None = None
+    """The run of the protocol; None before it starts."""
 
 
 def _numbers(body: bytes) -> NDArray[np.uint64]:

@@ -17,10 +17,13 @@ class Step:
     kind: str
     """What was sent: "train", "evaluate", or a query. A "train" before the last one is a trial."""
     asked: int
+    """The number of messages sent."""
     answered: int
     """The number of replies, including errors that the server wrote for a dead node."""
     seconds: float
+    """How long the exchange took."""
     deadline: float
+    """Seconds after which the server would have stopped waiting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +33,19 @@ class RoundReport:
     round: int
     """From 1, as Flower counts; a resumed run counts on from the saved state."""
     available: list[str]
+    """The clients that could be reached."""
     cohort: list[str]
+    """The selected clients."""
     over: bool = False
+    """Whether the round has ended."""
     completed: list[str] = field(default_factory=list)
+    """The selected clients whose update was used."""
     failed: list[str] = field(default_factory=list)
+    """The other selected clients."""
     late: list[str] = field(default_factory=list)
     """Those of the failed that were not waited for: the round had enough answers, or its deadline had passed."""
     steps: list[Step] = field(default_factory=list)
+    """The exchanges with clients so far."""
     seconds: float = 0.0
     """From the start of the round until now."""
 

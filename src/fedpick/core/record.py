@@ -32,7 +32,9 @@ class Counters:
     scalars_up: int = 0
     """Single numbers sent by clients: losses, sketches, outputs."""
     bytes_down: int = 0
+    """Bytes sent to clients."""
     bytes_up: int = 0
+    """Bytes sent by clients."""
 
     def plus(self, model_bytes: int, models_down: int = 0, updates_up: int = 0, scalars_up: int = 0) -> Counters:
         """Add messages; a scalar takes 4 bytes."""
@@ -82,7 +84,9 @@ class RoundRecord:
     index: int
     """The round, from 0."""
     selection: Selection
+    """The policy's decision."""
     outcome: Outcome
+    """What the policy was told."""
     weights: FloatArray
     """(k,) weight of each update in the new model; 0 for clients that did not complete."""
     available: BoolArray
@@ -94,6 +98,7 @@ class RoundRecord:
     test_loss: float | None = None
     """On the central test set after the round; None: not evaluated."""
     test_accuracy: float | None = None
+    """On the central test set after the round; None: not evaluated."""
     objective: float | None = None
     """Mean loss of all clients, weighted by importance; None: not measured."""
     local_accuracy: float | None = None

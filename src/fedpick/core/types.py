@@ -157,6 +157,7 @@ class Probe:
     clients: IntArray
     """(d,) the clients to ask."""
     signal: Signal = Signal.LOSS
+    """What to measure."""
     trial: Selection | None = None
     """Measure on the model that this cohort, with these weights, *would* give. The model is not kept."""
     batch_size: int | None = None
@@ -198,6 +199,7 @@ class RoundContext:
     available: BoolArray
     """(N,) mask of the clients that can be reached."""
     clients: Clients
+    """The current table."""
     measurements: tuple[Measurement, ...] = ()
     """One per probe, in the order of the probes."""
 
@@ -219,6 +221,7 @@ class Outcome:
     """How a round ended for the selected clients. A report that is missing is NaN."""
 
     index: int
+    """The round, from 0."""
     clients: IntArray
     """(k,) the clients that were selected."""
     completed: BoolArray

@@ -49,6 +49,7 @@ class Dataset:
     """Examples and labels, not yet dealt to clients (but see `groups`)."""
 
     name: str
+    """The name in messages and reports."""
     train_x: NDArray[Any]
     """(n, ...) uint8 or float32, finite. Images are (height, width, channels)."""
     train_y: NDArray[Any]
@@ -59,6 +60,7 @@ class Dataset:
     """(m, ...) the central test set, prepared like train_x. Without one, the union of the local tests takes its place;
     without local tests either (see `Partition.split`), test loss and accuracy are NaN."""
     test_y: NDArray[Any] = field(default_factory=lambda: np.empty(0, np.float32))
+    """(m,) labels of the test set."""
     scale: float = 1.0
     """Multiply x by this before anything else: 1/255 for bytes."""
     mean: NDArray[np.float32] = field(default_factory=lambda: np.zeros(1, np.float32))
@@ -135,10 +137,15 @@ class Federation:
     test_x: NDArray[Any]
     """(m, ...) the central test set (the union of the local tests where the data set has none)."""
     test_y: NDArray[Any]
+    """(m,) its labels."""
     num_classes: int
+    """As in `Dataset`, like the next three."""
     scale: float = 1.0
+    """Factor of x."""
     mean: NDArray[np.float32] = field(default_factory=lambda: np.zeros(1, np.float32))
+    """Subtracted after scaling."""
     std: NDArray[np.float32] = field(default_factory=lambda: np.ones(1, np.float32))
+    """Divided by after centring."""
     features: NDArray[np.float32] | None = None
     """(N, F) oracle features, where the generator knows them."""
     stated_sizes: NDArray[np.float64] | None = None

@@ -4,3 +4,4 @@ __all__ = ["DEFAULT_STORE"]
 
 # Here and not in `store`: the command line shows it, and must not wait for SQLAlchemy to do so.
 DEFAULT_STORE = "results/fedpick.sqlite"
+"""Where results go unless the user names another store."""

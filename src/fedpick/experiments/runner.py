@@ -22,8 +22,11 @@ class Report:
     """How a call of `run` ended."""
 
     experiment: Experiment
+    """The experiment in the store."""
     finished: int
+    """The number of runs that have all their rounds."""
     stopped: int
+    """The number of runs that were interrupted."""
     failures: dict[str, str]
     """Run -> why it failed."""
 

@@ -56,6 +56,7 @@ class LocalTraining:
     """
 
     lr: float | LearningRate
+    """The learning rate, constant or a schedule."""
     steps: int | None = None
     epochs: int | None = None
     batch_size: int | None = 64
@@ -64,6 +65,7 @@ class LocalTraining:
     """"epoch": pass over a fresh permutation, then the next one; "batch": every batch draws min(batch_size, n)
     distinct examples anew; "replacement": every batch draws batch_size examples independently."""
     momentum: float = 0.0
+    """Of SGD."""
     weight_decay: float = 0.0
     """Adds weight_decay * w to the gradient, as PyTorch's SGD does."""
     proximal: float = 0.0
@@ -111,6 +113,7 @@ class ServerStep:
     """
 
     lr: float | LearningRate = 1.0
+    """The server's learning rate, constant or a schedule."""
     momentum: float = 0.0
     weight_decay: float = 0.0
     radius: float | None = None

@@ -61,6 +61,7 @@ class Task:
     """A model and its loss in JAX. `x` is (B, ...) float32, normalised; `y` is (B,)."""
 
     name: str
+    """The name in messages and reports."""
     init: Callable[[Array], Params]
     """key -> params: any tree (dicts, lists, tuples) of float32 arrays."""
     per_example_loss: Callable[[Params, Array, Array, Array, bool], Array]

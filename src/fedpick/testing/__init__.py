@@ -315,6 +315,7 @@ CHECKS: dict[str, Callable[[AnyPolicy], None]] = {
         one_million_clients,
     )
 }
+"""The checks by name. Each takes a policy and raises `PolicyCheckFailed` if the policy breaks the contract."""
 
 
 def check_policy(

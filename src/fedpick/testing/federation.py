@@ -22,10 +22,13 @@ class FakeFederation:
     """A federation that answers everything a policy may ask, without training."""
 
     num_clients: int = 20
+    """Clients in the table."""
     seed: int = 0
+    """The seed of all answers."""
     reports: str = "good"
     """"good": some silence; "equal": all clients report 1; "silent": all NaN; "absurd": infinite and huge ones too."""
     dropout: float = 0.2
+    """Probability that a selected client does not complete."""
     dead: tuple[int, ...] = ()
     """Clients that never complete and never report."""
 

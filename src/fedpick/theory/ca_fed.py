@@ -90,9 +90,13 @@ class RoundError:
     """The estimates of one round (equations 18 to 20)."""
 
     epsilon_opt: float
+    """Optimisation error."""
     epsilon_bias: float
+    """Error of the bias."""
     total_variation: float
+    """Distance between target and biased importance."""
     gamma: float
+    """The largest gap."""
 
     @property
     def total(self) -> float:

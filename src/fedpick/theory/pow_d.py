@@ -70,6 +70,7 @@ class Objectives:
     """The local objectives of a task with known optima. A model w may be anything that `losses` understands."""
 
     clients: Clients
+    """The table of clients."""
     losses: Callable[[Any], ArrayLike]
     """losses(w) -> (N,), F_k(w) for every client."""
     local_minima: FloatArray
@@ -157,7 +158,9 @@ class Estimate:
     """A Monte Carlo estimate."""
 
     value: float
+    """The mean."""
     standard_error: float
+    """Its standard error."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -165,6 +168,7 @@ class Cohorts:
     """Cohorts drawn by a policy at one model, laid end to end."""
 
     num_clients: int
+    """N."""
     clients: NDArray[np.int64]
     """(sum of the cohort sizes,)"""
     weights: FloatArray
