@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help setup demo test test-wheel test-wheel-all test-slow test-deployment check bench clean
+.PHONY: help setup demo test test-wheel test-wheel-all test-slow test-deployment check docs package bench clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
@@ -13,7 +13,7 @@ $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"fedpick needs Python 3.11 or newer; {sys.executable} is {v.major}.{v.minor}. Call make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -e '.[all,dev]'
+	$(BIN)/pip install --quiet -e '.[all,dev,docs]'
 	@touch $@
 
 setup: $(VENV)/.installed ## create .venv and install everything
@@ -21,9 +21,10 @@ setup: $(VENV)/.installed ## create .venv and install everything
 demo: setup ## compare policies on an embedded data set; ends with a table and a report
 	$(BIN)/fedpick demo
 
-test: setup check ## lint, types, all quick tests and the wheel
+test: setup check ## lint, types, all quick tests, the wheel and the documentation
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
 	$(BIN)/python scripts/try_wheel.py
+	$(MAKE) docs
 
 test-wheel: setup ## install the wheel with every quick extra alone, in fresh environments
 	$(BIN)/python scripts/try_wheel.py
@@ -42,6 +43,15 @@ test-slow: setup ## the tests that take minutes
 
 test-deployment: setup ## a real Flower federation on loopback, with clients and servers that die (13 minutes)
 	$(BIN)/pytest -m slow tests/flower/test_deployment.py
+
+docs: setup ## build the documentation in build/site; tutorials run; a broken link or an undocumented name fails
+	$(BIN)/sphinx-build --quiet --jobs $(WORKERS) --fail-on-warning --keep-going -d build/doctrees docs build/site
+	$(BIN)/python scripts/check_site.py build/site
+
+package: setup ## build the source distribution and the wheel in dist/, and check their metadata
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/twine check --strict dist/*
 
 bench: setup ## the simulator beside sequential loops, and the cost of decisions (minutes)
 	$(BIN)/python -m benchmarks.speed sim --against sequential,torch --jobs j1,j2

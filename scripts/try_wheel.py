@@ -217,7 +217,7 @@ def oldest_versions() -> list[str]:
     """Every lower bound of pyproject.toml as a pinned version, for a constraints file."""
     pinned = set()
     for extra, requirements in project().items():
-        for requirement in requirements if extra != "dev" else []:
+        for requirement in requirements if extra not in ("dev", "docs") else []:
             if found := re.match(r"([\w-]+)(?:\[[\w,-]+\])?>=([\d.]+)", requirement):
                 pinned.add(f"{found[1]}=={found[2]}")
             elif not requirement.startswith("fedpick["):
@@ -284,7 +284,7 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.extras) - set(TRIALS):
         parser.error(f"There is no extra named {', '.join(sorted(unknown))}.")
-    if untried := set(project()) - set(TRIALS) - {"all", "dev"}:
+    if untried := set(project()) - set(TRIALS) - {"all", "dev", "docs"}:
         parser.error(f"Nothing tries the extra {', '.join(sorted(untried))}: add it to {Path(__file__).name}.")
     extras = list(TRIALS) if options.all else options.extras or QUICK
     # The report is of the store that the simulator's environment writes: one after the other.
