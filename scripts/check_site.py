@@ -70,12 +70,18 @@ def check_links(site: Path) -> list[str]:
     return wrong
 
 
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files without a line per request."""
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Print nothing."""
+
+
 def check_in_browser(site: Path, screenshots: Path | None) -> list[str]:
     """Open some pages wide and narrow, light and dark, and search; return what is wrong."""
     from playwright.sync_api import sync_playwright
 
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
-    handler.log_message = lambda *arguments: None  # type: ignore[attr-defined]
+    handler = functools.partial(QuietHandler, directory=str(site))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"

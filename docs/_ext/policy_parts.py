@@ -11,7 +11,6 @@ import inspect
 import re
 import typing
 from dataclasses import fields
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +41,17 @@ SIGNALS = {
     Signal.CORRELATION: "`Clients.correlation`: the true correlation of availability, which only an oracle knows",
 }
 
-# Columns of the map, the most demanding first: a policy is in the first one that it needs.
+# Rows of the map, the most demanding first: a policy is in the first one that it needs.
 HAVE = {
     "trial cohorts": {Signal.TRIAL, Signal.UPDATE, Signal.OUTPUTS},
     "durations": {Signal.DURATION},
-    "losses, asked before selection": {Signal.LOSS},
+    "losses, asked before": {Signal.LOSS},
     "updates, seen by the server": {Signal.SKETCH, Signal.UPDATE_NORM},
-    "losses, reported after training": {Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.LOSS_RMS},
+    "losses, reported after": {Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.LOSS_RMS},
     "labels or features": {Signal.LABEL_HISTOGRAM, Signal.FEATURES},
     "nothing": set(),
 }
-# Rows of the map: what a policy was made against. Every other policy is in the last row.
+# Columns of the map: what a policy was made against. Every other policy is in the last one.
 FEAR = {
     "uneven availability": {
         "adafed", "ca-fed", "f3ast", "fedau", "fedgs", "herd", "more-available", "refl", "unbiased",
@@ -73,8 +72,8 @@ def pages() -> dict[str, str]:
     }
 
 
-def column(name: str) -> str:
-    """Return the column of the map that a policy is in."""
+def row(name: str) -> str:
+    """Return the row of the map that a policy is in."""
     wanted = registry.get(name).needs
     return next(label for label, signals in HAVE.items() if not signals or wanted & signals)
 
@@ -86,52 +85,53 @@ def table() -> str:
     for name in registry.BUILT_IN:
         if name not in known:
             raise ExtensionError(f"No page in docs/policies has a `policy-options` block that names {name!r}.")
-        rows.append(f"| [`{name}`](/policies/{known[name]}.md) | {registry.summary(name)} | {column(name)} |")
+        rows.append(f"| [`{name}`](/policies/{known[name]}.md) | {registry.summary(name)} | {row(name)} |")
     return "\n".join(rows)
 
 
 def policy_map() -> str:
-    """Return the map as SVG: policies by what the user has (columns) and fears (rows)."""
-    known, left, width, step = pages(), 120, 132, 26
-    have = list(reversed(HAVE))
+    """Return the map as SVG: policies by what the user has (rows) and fears (columns)."""
+    known, left, chip, line = pages(), 150, 122, 27
     cells: dict[tuple[str, str], list[str]] = {}
     for name in registry.BUILT_IN:
-        row = next((fear for fear, members in FEAR.items() if name in members), list(FEAR)[-1])
-        cells.setdefault((row, column(name)), []).append(name)
-    parts = []
-    for place, label in enumerate(have):
-        x = left + width * (place + 0.5)
-        for line, words in enumerate(_halves(label)):
-            parts.append(f'<text class="axis" x="{x}" y="{22 + 16 * line}" text-anchor="middle">{words}</text>')
-    y = 52
-    for row in FEAR:
-        height = step * max(len(cells.get((row, label), [])) for label in have) + 18
-        parts.append(f'<line class="life" x1="0" y1="{y}" x2="{left + width * len(have)}" y2="{y}"/>')
-        for line, words in enumerate(_halves(row)):
-            parts.append(f'<text class="axis" x="4" y="{y + 26 + 16 * line}">{words}</text>')
-        for place, label in enumerate(have):
-            for slot, name in enumerate(cells.get((row, label), [])):
-                x, top = left + width * place + 5, y + 10 + step * slot
+        fear = next((fear for fear, members in FEAR.items() if name in members), list(FEAR)[-1])
+        cells.setdefault((row(name), fear), []).append(name)
+    across = {fear: 1 if fear == "slow clients" else 2 for fear in FEAR}  # chips beside each other
+    start, x = {}, left
+    for fear in FEAR:
+        start[fear] = x
+        x += chip * across[fear] + 8
+    parts = [
+        f'<text class="axis" x="{start[fear] + chip * across[fear] / 2}" y="18" text-anchor="middle">{fear}</text>'
+        for fear in FEAR
+    ]
+    y = 30
+    for have in reversed(HAVE):
+        lines = max(-(-len(cells.get((have, fear), [])) // across[fear]) for fear in FEAR)
+        if not lines:
+            continue
+        parts.append(f'<line class="life" x1="0" y1="{y}" x2="{x}" y2="{y}"/>')
+        for part, words in enumerate(_halves(have)):
+            parts.append(f'<text class="axis" x="4" y="{y + 22 + 15 * part}">{words}</text>')
+        for fear in FEAR:
+            for place, name in enumerate(cells.get((have, fear), [])):
+                down, right = divmod(place, across[fear])
+                at, top = start[fear] + chip * right, y + 8 + line * down
                 parts.append(
-                    f'<a href="../policies/{known[name]}.html"><rect x="{x}" y="{top}" width="{width - 10}" '
-                    f'height="21" rx="5"/><text x="{x + (width - 10) / 2}" y="{top + 15}" text-anchor="middle">'
-                    f"{escape(name)}</text></a>"
+                    f'<a href="../policies/{known[name]}.html"><rect x="{at}" y="{top}" width="{chip - 6}" height="21" '
+                    f'rx="5"/><text x="{at + (chip - 6) / 2}" y="{top + 15}" text-anchor="middle">{name}</text></a>'
                 )
-        y += height
-    total = left + width * len(have)
+        y += max(line * lines, 36) + 10
     return (
-        f'<div class="sequence map"><svg viewBox="0 0 {total} {y}" width="{total}"'
-        f' role="img" aria-label="Policies by what you have and what you fear">{"".join(parts)}</svg></div>'
+        f'<div class="sequence map"><svg viewBox="0 0 {x} {y}" width="{x}" role="img" '
+        f'aria-label="Policies by what you have and what you fear">{"".join(parts)}</svg></div>'
     )
 
 
 def _halves(label: str) -> list[str]:
-    """Return a label in one line or two."""
+    """Return a label in one line, or in two after its comma."""
     before, comma, after = label.partition(", ")
-    if comma:
-        return [before + ",", after]
-    words = label.split()
-    return [label] if len(label) < 14 else [" ".join(words[:-1]), words[-1]]
+    return [before + ",", after] if comma else [label]
 
 
 def meanings(policy_class: type[Any]) -> dict[str, str]:
