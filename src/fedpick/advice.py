@@ -68,6 +68,7 @@ class Advice:
     policy: str | None
     """The registered name of the policy to use; None if the runs give no verdict."""
     verdict: Verdict
+    """The comparison that the answer rests on."""
     dropped: tuple[str, ...]
     """A sentence on each policy that was dropped early."""
     unknown: tuple[str, ...]
