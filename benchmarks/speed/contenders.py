@@ -29,6 +29,7 @@ _PATIENCE_SECONDS = 900
 PEERS = {
     "sequential": "one client after another, one compiled call per mini-batch (JAX)",
     "torch": "the same in PyTorch",
+    "fedpick-torch": "fedpick's PyTorch engine",
     "flower": "Flower's simulation engine (Ray)",
     "pfl": "pfl-research, simulated backend",
     "fedjax": "FedJAX, federated averaging",
@@ -141,7 +142,7 @@ class Program:
     def __init__(self, name: str, work: Work, python: str, checkout: Path | None = None) -> None:
         self.work = work
         self.name = name if checkout is None else f"{name}{str(checkout).replace(os.sep, '-')}"
-        script = Path(peers.__file__).parent / f"run_{name}.py"
+        script = Path(peers.__file__).parent / f"run_{name.replace('-', '_')}.py"
         # By file name: the environment of a peer need not have fedpick.
         command = [python, str(script), str(work.folder), self.name]
         paths = [*([str(checkout / "src")] if checkout else []), str(_ROOT), os.environ.get("PYTHONPATH", "")]
@@ -209,7 +210,7 @@ def build(name: str, job: Job, sim: Simulator, work: Work, python: str) -> Conte
     if name == "sequential":
         return Sequential(work)
     if name in PEERS:
-        return Program(name, work, sys.executable if name == "flower" else python)
+        return Program(name, work, sys.executable if name in ("flower", "fedpick-torch") else python)
     checkout = Path(name).resolve()
     if not (checkout / "src/fedpick").is_dir():
         raise InvalidInput(f"A checkout of fedpick has a folder src/fedpick. {name} has none.")

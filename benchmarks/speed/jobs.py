@@ -115,10 +115,10 @@ def federation(job: Job, rows: int | None = None) -> data.Federation:
     return data.partition(images, "2spc", num_clients=NUM_CLIENTS, seed=SEED)
 
 
-def simulator(job: Job, dealt: data.Federation) -> Simulator:
+def simulator(job: Job, dealt: data.Federation, **options: Any) -> Simulator:
     """Fedpick's simulator for the job, at round 0."""
     local = LocalTraining(lr=job.lr, steps=job.steps, batch_size=job.batch, sampling="batch")
-    return Simulator(dealt, job.task, local=local, seed=SEED)
+    return Simulator(dealt, job.task, local=local, seed=SEED, **options)
 
 
 def session(sim: Simulator) -> Session:

@@ -13,7 +13,7 @@ from fedpick.sim.examples import Examples
 from fedpick.sim.settings import LocalTraining
 from fedpick.sim.torch_engine.setup import seeded
 from fedpick.sim.torch_engine.task import TorchTask, cross_entropy
-from fedpick.sim.torch_engine.training import as_inputs, trained
+from fedpick.sim.torch_engine.training import Replica, as_inputs, stacked_outputs, trained
 
 __all__ = ["Findings", "check_module"]
 
@@ -28,6 +28,8 @@ class Findings(NamedTuple):
     """Which of its buffers training changes."""
     random: bool
     """Whether it draws random numbers while it trains."""
+    stackable: bool
+    """Whether clients can be trained as one, with one more dimension; see `Trainer.stacked`."""
 
 
 def check_module(
@@ -58,7 +60,8 @@ def check_module(
         changing = _changing_buffers(task, scratch, before)
         _check_single_examples(task, scratch, examples, local, x)
         _call(task, "The module", scratch.eval(), x)
-    return Findings(changing, random)
+        stackable = not changing and not random and _stackable(task, module, x, y)
+    return Findings(changing, random, stackable)
 
 
 def labels(y: Any) -> Tensor:
@@ -142,6 +145,30 @@ def _changing_buffers(task: TorchTask, module: Any, before: list[Tensor]) -> tup
             )
         changing.append(index)
     return tuple(changing)
+
+
+def _stackable(task: TorchTask, module: Any, x: Tensor, y: Tensor) -> bool:
+    """Whether vmap can run the module with weights of several clients, and no example affects another.
+
+    Modules with convolutions are left out: stacked, they are slower than one after another.
+    """
+    if any(isinstance(layer, torch.nn.modules.conv._ConvNd) for layer in module.modules()) or len(x) < ROWS:
+        return False
+    replica = Replica(module, (), "cpu", images=x.ndim == 4)
+    replica.module.train()
+    half = len(x) // 2
+    try:
+        with torch.no_grad():
+            weights = [torch.stack([weight, weight]) for weight in replica.weights]
+            outputs = stacked_outputs(replica, weights, x.unflatten(0, (2, half))).flatten(0, 1)
+            together = task.loss(replica.module(x), y)
+            apart = torch.cat(
+                [task.loss(replica.module(x[part]), y[part]) for part in (slice(half), slice(half, None))]
+            )
+            stacked = task.loss(outputs, y)
+    except Exception:  # vmap refuses many operations, in many ways
+        return False
+    return all(torch.allclose(together, values, rtol=1e-4, atol=1e-6) for values in (apart, stacked))
 
 
 def _check_single_examples(task: TorchTask, module: Any, examples: Examples, local: LocalTraining, x: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The PyTorch engine: clients train side by side in threads that use one core each.
+"""The PyTorch engine: clients train side by side in threads that use one core each, small modules several as one.
 
 A client's update is a function of the received model and (seed, round, client). Updates are added up in the order of
 the cohort. The numbers therefore do not depend on the number of threads, nor on which of them is faster.
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpick.core.arrays import FloatArray
+from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose
 from fedpick.sim import hashing
@@ -28,13 +28,17 @@ from fedpick.sim.settings import LocalTraining, ServerStep
 from fedpick.sim.torch_engine.checks import check_module, labels
 from fedpick.sim.torch_engine.setup import default_threads, in_threads
 from fedpick.sim.torch_engine.task import TorchTask
-from fedpick.sim.torch_engine.training import Model, Replica, Trainer, as_inputs, draw_rows, seed_of
+from fedpick.sim.torch_engine.training import Model, Replica, Trainer, as_inputs, draw, seed_of
 
 __all__ = ["TorchEngine"]
 
 Tensor = Any
 BLOCK = 2**18
 """Numbers in a block of examples when measuring."""
+SMALL = 2**17
+"""Parameters up to which clients are stacked: larger modules spend their time in products, not in starting them."""
+GROUP = 64
+"""Clients stacked at most: bounds the memory."""
 
 
 class _Answer(NamedTuple):
@@ -70,7 +74,7 @@ class TorchEngine:
         server: what the server does with the updates.
         seed: of the initial model, the sketch and the noise.
         shards: threads; None: one per core. The numbers do not depend on it.
-        group: of no effect here.
+        group: clients of a small module that train as one at most; 1: never. None: `GROUP` where the module allows it.
     """
 
     rounds_at_once = 1
@@ -102,6 +106,8 @@ class TorchEngine:
         )
         self.test_x, self.test_y = self._tensor(examples.test_x), labels(examples.test_y).to(self.device)
         self.num_parameters = sum(weight.numel() for weight in self._initial.weights)
+        stack = found.stackable and (group is not None or self.num_parameters <= SMALL)
+        self.group = (group or GROUP) if stack else 1
         tensors = [*self._initial.weights, *self._initial.buffers]
         self.model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self._block = task.evaluation_batch or max(32, BLOCK // max(1, math.prod(shape)))
@@ -114,7 +120,7 @@ class TorchEngine:
     @property
     def facts(self) -> Mapping[str, Any]:
         """What else decides the last bits."""
-        return {"engine": "torch", "backend": self.device}
+        return {"engine": "torch", "stacked": self.group > 1, "backend": self.device}
 
     @contextmanager
     def _replica(self) -> Iterator[Replica]:
@@ -154,28 +160,28 @@ class TorchEngine:
         """Train the clients of `work` and take the server step."""
         count = len(work.clients)
         losses, norms = np.full((2, count), np.nan, np.float32)
-        sketches: list[FloatArray] = []
+        weights = work.weights.astype(np.float32)
+        sketches: list[Any] = []
         total, buffers = self._zeros(), [torch.zeros_like(buffer, dtype=torch.float64) for buffer in params.buffers]
-        shares = 0.0
         for place, answer in enumerate(self._answers(params, work)):
             losses[place], norms[place] = answer.loss, answer.norm
-            weight = float(np.float32(work.weights[place]))
             if work.sketch:
                 sketches.append(_head(answer.update).numpy())
             if math.isfinite(answer.norm):
+                weight = float(weights[place])
                 torch._foreach_add_(total, answer.update, alpha=weight)
-                shares += weight
                 for so_far, buffer in zip(buffers, answer.buffers, strict=True):
                     so_far += weight * buffer.to(torch.float64)
+        usable = np.isfinite(norms)
+        shares = float(weights[usable].sum(dtype=np.float64))
+        described = np.stack(sketches) if sketches else np.empty((count, 0), np.float32)
         if shares > 0:
             mean = tuple(_as(value / shares, old) for value, old in zip(buffers, params.buffers, strict=True))
             stepped, moved = self._server_step(params.weights, velocity, total, work.server_lr)
             if all(bool(torch.isfinite(tensor).all()) for tensor in [*stepped, *mean]):
                 params, velocity = Model(stepped, mean), moved
             else:
-                losses[:], norms[:] = np.nan, np.nan
-                sketches = [np.full_like(sketch, np.nan) for sketch in sketches]
-        described = np.stack(sketches).astype(np.float32) if sketches else np.empty((count, 0), np.float32)
+                losses, norms, described = (np.full_like(values, np.nan) for values in (losses, norms, described))
         return Trained(params, velocity, losses, norms, described)
 
     def _server_step(
@@ -198,9 +204,14 @@ class TorchEngine:
 
     def _answers(self, params: Model, work: Work) -> Iterator[_Answer]:
         """The answers of the clients, in their order."""
-        state = torch.get_rng_state()
+        state, count = torch.get_rng_state(), len(work.clients)
+        pieces = count
+        if self.group > 1:
+            pieces = min(count, max(self.threads, -(-count // self.group)))
+        cut = np.array_split(np.arange(count), pieces) if count else []
         try:
-            yield from in_threads(partial(self._train_client, params, work), range(len(work.clients)), self.threads)
+            for answers in in_threads(partial(self._train_piece, params, work), cut, self.threads):
+                yield from answers
             if not self._trainer.random and not torch.equal(state, torch.get_rng_state()):
                 raise InvalidInput(
                     f"The module of the task {self.task.name!r} draws random numbers in some training steps only. Its "
@@ -210,21 +221,35 @@ class TorchEngine:
         finally:
             torch.set_rng_state(state)
 
-    def _train_client(self, params: Model, work: Work, place: int) -> _Answer:
-        client = int(work.clients[place])
-        size = self.examples.sizes[client]
-        steps = int(self.local.num_steps(np.array([size]))[0])
-        rows = draw_rows(self.local, work.key, client, int(self.examples.starts[client]), int(size), steps)
+    def _train_piece(self, params: Model, work: Work, places: IntArray) -> list[_Answer]:
+        """Train the clients at these places of the cohort: all of them as one, or the only one."""
+        batches = draw(self.local, self.examples, work, places)
+        factors = _factors(work)[batches.places]
         with self._replica() as replica:
-            loss = self._trainer.run(replica, params, rows, hashing.fold(work.key, client), work.lr)
-            trained = replica.state()
-        update = tuple(new - old for new, old in zip(trained.weights, params.weights, strict=True))
-        if work.poisoned[place]:
-            update = tuple(torch.full_like(change, math.nan) for change in update)
-        norm = math.sqrt(sum(float((change * change).sum()) for change in update))
-        if not all(bool(torch.isfinite(buffer).all()) for buffer in trained.buffers):
-            norm = math.nan
-        return _Answer(update, trained.buffers, loss, norm)
+            if self.group > 1:
+                stack, losses = self._trainer.stacked(replica, params, batches, work.lr)
+                buffers = params.buffers
+            else:
+                losses = [self._trainer.one(replica, params, batches, work.lr)]
+                trained = replica.state()
+                stack, buffers = [weight[None] for weight in trained.weights], trained.buffers
+        updates = [new.cpu() - old for new, old in zip(stack, params.weights, strict=True)]
+        if (factors != 1).any():
+            updates = [_scaled(update, factors) for update in updates]
+        squares = sum((update * update).flatten(1).sum(dim=1) for update in updates)
+        norms = torch.sqrt(squares).tolist()
+        if not all(bool(torch.isfinite(buffer).all()) for buffer in buffers):
+            norms = [math.nan] * len(places)
+        # From the order of the mini-batches back to that of the cohort. A client without data has no loss.
+        return [
+            _Answer(
+                tuple(update[index] for update in updates),
+                buffers,
+                losses[index] if batches.steps[index] else math.nan,
+                norms[index],
+            )
+            for index in np.argsort(batches.places).tolist()
+        ]
 
     def start_rounds(
         self, params: Model, velocity: Any, works: Sequence[Work], evaluate: Sequence[bool]
@@ -260,13 +285,12 @@ class TorchEngine:
         def block(first: int) -> None:
             part = slice(first, first + self._block)
             with self._replica() as replica, torch.no_grad():
-                replica.load(params)
-                if replica.module.training:
-                    replica.module.eval()
+                replica.load(params, train=False)
                 inputs = x[part] if index is None else x.index_select(0, index[part])
                 wanted = y[part] if index is None else y.index_select(0, index[part])
                 outputs = replica.module(as_inputs(inputs, self.shape))
-                found[0, part] = self._trainer.losses(replica, outputs, wanted).cpu().numpy()
+                losses = self.task.loss(outputs, wanted) + self._trainer.ridge(replica.weights)
+                found[0, part] = losses.cpu().numpy()
                 found[1, part] = self.task.correct(outputs, wanted).cpu().numpy()
 
         for _ in in_threads(block, range(0, count, self._block), self.threads):
@@ -275,10 +299,7 @@ class TorchEngine:
 
     def updates(self, params: Model, work: Work, sketch: int | None) -> FloatArray:
         """(k, s): the update of each client, or its count sketch."""
-        rows = [
-            torch.cat([change.reshape(-1) for change in answer.update]).numpy().astype(np.float64)
-            for answer in self._answers(params, work)
-        ]
+        rows = [_flat(answer.update).astype(np.float64) for answer in self._answers(params, work)]
         if not rows:
             return np.empty((0, 1))
         if sketch is None:
@@ -293,8 +314,7 @@ class TorchEngine:
         for answer in self._answers(params, work):
             weights = tuple(old + change for old, change in zip(params.weights, answer.update, strict=True))
             with self._replica() as replica, torch.no_grad():
-                replica.load(Model(weights, answer.buffers))
-                replica.module.eval()
+                replica.load(Model(weights, answer.buffers), train=False)
                 outputs = replica.module(as_inputs(noise, self.shape)).reshape(len(noise), -1)
             found.append(outputs.mean(dim=0).cpu().numpy().astype(np.float64))
         return np.stack(found) if found else np.empty((0, 1))
@@ -310,6 +330,21 @@ def _head(update: Sequence[Tensor]) -> Tensor:
     """
     biases = [change for change in update if change.ndim == 1]
     return biases[-1] if biases else update[-1].reshape(len(update[-1]), -1).mean(dim=1)
+
+
+def _flat(update: Sequence[Tensor]) -> Any:
+    """(P,) an update as one row."""
+    return torch.cat([change.reshape(-1) for change in update]).numpy()
+
+
+def _factors(work: Work) -> FloatArray:
+    """(k,) the factor of each update; NaN for a client that returns NaN."""
+    return np.where(work.poisoned, np.nan, 1.0)
+
+
+def _scaled(update: Tensor, factors: FloatArray) -> Tensor:
+    """(c, ...) updates, each times its factor."""
+    return update * torch.tensor(factors, dtype=torch.float32).view(-1, *[1] * (update.ndim - 1))
 
 
 def _as(value: Tensor, like: Tensor) -> Tensor:

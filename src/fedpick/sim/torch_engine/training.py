@@ -1,4 +1,4 @@
-"""Local training with PyTorch: a copy of the module for each thread, and SGD on one client's mini-batches."""
+"""Local training with PyTorch: a copy of the module for each thread, one client at a time or several stacked."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpick.core.arrays import IntArray
+from fedpick.core.arrays import BoolArray, IntArray
 from fedpick.sim import hashing
 from fedpick.sim.batches import batch_positions
+from fedpick.sim.engine import Work
+from fedpick.sim.examples import Examples
 from fedpick.sim.settings import LocalTraining
 from fedpick.sim.torch_engine.task import TorchTask
 
-__all__ = ["Model", "Replica", "Trainer", "draw_rows", "seed_of"]
+__all__ = ["MiniBatches", "Model", "Replica", "Trainer", "as_inputs", "draw", "seed_of", "stacked_outputs", "trained"]
 
 Tensor = Any
 _GENERATOR = Lock()
@@ -40,16 +42,22 @@ class Replica:
         self.module = copy.deepcopy(module).to(device)
         if images:
             self.module.to(memory_format=torch.channels_last)  # as the inputs are; convolutions are faster
+        self.names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
         self.weights = trained(self.module)
         buffers = list(self.module.buffers())
         self.buffers = [buffers[index] for index in changing]
+        self._loaded: Model | None = None
 
-    def load(self, model: Model) -> None:
-        """Take over a model."""
-        with torch.no_grad():
-            torch._foreach_copy_(self.weights, list(model.weights))
-            for buffer, value in zip(self.buffers, model.buffers, strict=True):
-                buffer.copy_(value)
+    def load(self, model: Model, train: bool) -> None:
+        """Take over a model, for training or for measuring."""
+        if self.module.training != train:
+            self.module.train(train)
+        if model is not self._loaded:
+            with torch.no_grad():
+                torch._foreach_copy_(self.weights, list(model.weights))
+                for buffer, value in zip(self.buffers, model.buffers, strict=True):
+                    buffer.copy_(value)
+        self._loaded = None if train else model
 
     def state(self) -> Model:
         """A copy of the model, in the memory of the host."""
@@ -69,28 +77,47 @@ def seed_of(key: hashing.Key) -> int:
     return (int(key.high[0]) << 32) | int(key.low[0])
 
 
-def draw_rows(
-    local: LocalTraining, key: hashing.Key, client: int, start: int, size: int, steps: int
-) -> list[NDArray[np.int64]]:
-    """The rows of every local step of a client, the same as the JAX engine draws."""
-    if size == 0:
-        return []
-    batch = local.batch_size or size
+class MiniBatches(NamedTuple):
+    """The mini-batches of some clients, those with more steps first: the first of all, then the second of all, ..."""
+
+    places: IntArray
+    """(c,) positions of the clients in the cohort."""
+    keys: hashing.Key
+    """(c,) of the clients in this round."""
+    steps: IntArray
+    """(c,) their local steps, descending."""
+    active: IntArray
+    """(s,) how many clients take each step: the first ones."""
+    rows: NDArray[np.int64]
+    """(sum of steps, B) rows of the examples."""
+    counts: BoolArray
+    """(sum of steps, B) which of them count."""
+
+
+def draw(local: LocalTraining, examples: Examples, work: Work, places: IntArray) -> MiniBatches:
+    """Draw the mini-batches of these clients of a cohort: the same rows as the JAX engine draws."""
+    steps = local.num_steps(examples.sizes[work.clients[places]])
+    order = np.argsort(-steps, kind="stable")
+    places, steps = places[order], steps[order]
+    clients = work.clients[places]
+    key = hashing.fold(work.key, clients.astype(np.uint32))
+    active = np.count_nonzero(steps[None, :] > np.arange(steps.max(initial=0))[:, None], axis=1)
+    # One line per mini-batch: its step, and its client.
+    step = np.repeat(np.arange(len(active), dtype=np.uint32), active)
+    who = np.arange(len(step)) - np.repeat(np.cumsum(active) - active, active)
     positions, counts = batch_positions(
         local,
-        hashing.fold(key, client),
-        np.arange(steps, dtype=np.uint32)[:, None],
-        np.array([size], np.uint32),
-        batch,
+        hashing.Key(key.high[who][:, None], key.low[who][:, None]),
+        step[:, None],
+        examples.sizes[clients][who].astype(np.uint32)[:, None],
+        local.batch_size or int(examples.sizes[clients].max(initial=1)),
     )
-    rows = start + np.broadcast_to(positions, (steps, batch)).astype(np.int64)
-    if counts.all():
-        return list(rows)
-    return [each[counted] for each, counted in zip(rows, np.broadcast_to(counts, rows.shape), strict=True)]
+    rows = examples.starts[clients][who].astype(np.int64)[:, None] + positions
+    return MiniBatches(places, key, steps, active, rows, np.broadcast_to(counts, rows.shape))
 
 
 class Trainer(NamedTuple):
-    """Trains one client: mini-batch SGD from a received model."""
+    """Mini-batch SGD from a received model."""
 
     task: TorchTask
     local: LocalTraining
@@ -102,44 +129,22 @@ class Trainer(NamedTuple):
     random: bool
     """Whether the module draws random numbers while it trains."""
 
-    def inputs(self, rows: Tensor) -> Tensor:
-        """Examples as the module gets them; images with the channels first, in the memory's order of the rows."""
-        x = self.x.index_select(0, rows)
-        return as_inputs(x, self.shape)
-
-    def losses(self, replica: Replica, outputs: Tensor, y: Tensor) -> Tensor:
-        """(B,) the loss of every example."""
-        losses = self.task.loss(outputs, y)
-        if self.task.ridge:
-            losses = losses + 0.5 * self.task.ridge * sum((weight * weight).sum() for weight in replica.weights)
-        return losses
-
-    def run(self, replica: Replica, model: Model, rows: Sequence[IntArray], key: hashing.Key, lr: float) -> float:
-        """Train the replica on these mini-batches, starting at the model; return the mean training loss."""
-        local, weights = self.local, replica.weights
-        replica.load(model)
-        if not replica.module.training:
-            replica.module.train()
-        received = [weight.detach().clone() for weight in weights] if local.proximal else []
-        velocity = [torch.zeros_like(weight) for weight in weights] if local.momentum else []
+    def one(self, replica: Replica, model: Model, batches: MiniBatches, lr: float) -> float:
+        """Train the replica as the only client of these mini-batches; return the mean training loss."""
+        replica.load(model, train=True)
+        weights = replica.weights
+        received, velocity = self._start(weights)
         total = torch.zeros((), device=self.x.device)
-        for step, chosen in enumerate(rows):
-            index = torch.from_numpy(chosen).to(self.x.device)
-            x, y = self.inputs(index), self.y.index_select(0, index)
-            loss = self.losses(replica, self._outputs(replica, x, key, step), y).mean()
-            gradient = list(torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True))
+        for step, (rows, counts) in enumerate(zip(batches.rows, batches.counts, strict=True)):
+            index = torch.from_numpy(rows[counts]).to(self.x.device)
+            x, y = as_inputs(self.x.index_select(0, index), self.shape), self.y.index_select(0, index)
+            losses = self.task.loss(self._outputs(replica, x, batches.keys, step), y)
+            loss = losses.mean() + self.ridge(weights)
+            gradient = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
             with torch.no_grad():
                 total += loss
-                if local.weight_decay:
-                    torch._foreach_add_(gradient, weights, alpha=local.weight_decay)
-                if local.proximal:
-                    torch._foreach_add_(gradient, torch._foreach_sub(weights, received), alpha=local.proximal)
-                if local.momentum:
-                    torch._foreach_mul_(velocity, local.momentum)
-                    torch._foreach_add_(velocity, gradient)
-                    gradient = velocity
-                torch._foreach_add_(weights, gradient, alpha=-lr)
-        return float(total) / len(rows) if rows else float("nan")
+                self._descend(weights, list(gradient), received, velocity, lr)
+        return float(total) / max(len(batches.rows), 1)
 
     def _outputs(self, replica: Replica, x: Tensor, key: hashing.Key, step: int) -> Tensor:
         if not self.random:
@@ -151,6 +156,88 @@ class Trainer(NamedTuple):
             if x.is_cuda:
                 torch.cuda.manual_seed(seed)
             return replica.module(x)
+
+    def stacked(
+        self, replica: Replica, model: Model, batches: MiniBatches, lr: float
+    ) -> tuple[list[Tensor], list[float]]:
+        """Train several clients as one: (c, ...) of every weight after training, and their mean training losses.
+
+        All weights get one more dimension, the clients'. The clients do not share any sum, so that each of them gets
+        the same numbers in any company.
+        """
+        replica.load(model, train=True)
+        every = len(batches.places)
+        stack = [weight.detach().expand(every, *weight.shape).clone() for weight in replica.weights]
+        received, velocity = self._start(stack)
+        total = torch.zeros(every, device=self.x.device)
+        masked = not bool(batches.counts.all())
+        first, width = 0, batches.rows.shape[1]
+        for active in batches.active.tolist():
+            part = slice(first, first + active)
+            first += active
+            index = torch.from_numpy(batches.rows[part].reshape(-1)).to(self.x.device)
+            x = as_inputs(self.x.index_select(0, index), self.shape)
+            weights = [weight[:active].detach().requires_grad_() for weight in stack]
+            outputs = stacked_outputs(replica, weights, x.unflatten(0, (active, width)))
+            losses = self.task.loss(outputs.flatten(0, 1), self.y.index_select(0, index)).view(active, width)
+            if masked:
+                counts = torch.from_numpy(batches.counts[part]).to(self.x.device)
+                loss = torch.where(counts, losses, 0.0).sum(dim=1) / counts.sum(dim=1)
+            else:
+                loss = losses.mean(dim=1)
+            loss = loss + self.ridge(weights, stacked=True)
+            gradient = torch.autograd.grad(loss.sum(), weights, allow_unused=True, materialize_grads=True)
+            with torch.no_grad():
+                total[:active] += loss
+                kept, moving = ([each[:active] for each in tensors] for tensors in (received, velocity))
+                self._descend(weights, list(gradient), kept, moving, lr)
+        means = total.cpu().numpy() / np.maximum(batches.steps, 1)
+        return stack, means.tolist()
+
+    def ridge(self, weights: Sequence[Tensor], stacked: bool = False) -> Any:
+        """The ridge term of the loss; of every client if the weights are stacked."""
+        if not self.task.ridge:
+            return 0.0
+        squares = [
+            (weight * weight).flatten(1).sum(dim=1) if stacked else (weight * weight).sum() for weight in weights
+        ]
+        return 0.5 * self.task.ridge * sum(squares)
+
+    def _start(self, weights: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """What the local solver keeps: the received weights and the momentum, where it needs them."""
+        received = [weight.detach().clone() for weight in weights] if self.local.proximal else []
+        velocity = [torch.zeros_like(weight) for weight in weights] if self.local.momentum else []
+        return received, velocity
+
+    def _descend(
+        self,
+        weights: Sequence[Tensor],
+        gradient: list[Tensor],
+        received: Sequence[Tensor],
+        velocity: list[Tensor],
+        lr: float,
+    ) -> None:
+        """Take one step of SGD, in place; PyTorch's form of momentum and decay."""
+        local = self.local
+        if local.weight_decay:
+            torch._foreach_add_(gradient, weights, alpha=local.weight_decay)
+        if local.proximal:
+            torch._foreach_add_(gradient, torch._foreach_sub(weights, received), alpha=local.proximal)
+        if local.momentum:
+            torch._foreach_mul_(velocity, local.momentum)
+            torch._foreach_add_(velocity, gradient)
+            gradient = velocity
+        torch._foreach_add_(weights, gradient, alpha=-lr)
+
+
+def stacked_outputs(replica: Replica, weights: Sequence[Tensor], x: Tensor) -> Tensor:
+    """(c, B, ...) outputs of c clients with their own weights, (c, ...), and their own examples, (c, B, ...)."""
+
+    def outputs(weights: Sequence[Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(replica.module, dict(zip(replica.names, weights, strict=True)), (x,))
+
+    # Random numbers are refused elsewhere, with a sentence.
+    return torch.func.vmap(outputs, randomness="different")(list(weights), x)
 
 
 def as_inputs(x: Tensor, shape: tuple[int, ...]) -> Tensor:
