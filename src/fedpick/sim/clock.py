@@ -19,7 +19,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedpick.core.arrays import BoolArray, FloatArray
-from fedpick.core.validation import choice, number
+from fedpick.core.validation import choice, number, require, whole
+from fedpick.sim.late import StaleRule
 
 __all__ = ["Ending", "Status", "Waiting", "reference", "round_clock"]
 
@@ -50,10 +51,13 @@ class Waiting:
     """Seconds after which a probed client counts as silent."""
     idle: float = 60.0
     """Seconds until the server asks again after a round in which it could select no client."""
-    late: Literal["drop", "stale"] = "drop"
+    late: Literal["drop", "stale", "buffer"] = "drop"
     """"drop": answers that come after the end of their round are lost; "stale": they enter the round in which they
-    come, and the client is busy until then."""
-    stale_weight: Literal["refl", "age", "equal"] = "refl"
+    come, and the client is busy until then; "buffer": likewise, and a round ends with the first `buffer` answers of any
+    age, while the policy fills up to `budget` running clients (FedBuff)."""
+    buffer: int = 10
+    """Answers that end a round with late = "buffer"."""
+    stale_weight: StaleRule = "refl"
     """Factor of a stale answer's weight; see `fedpick.sim.late`."""
 
     def __post_init__(self) -> None:
@@ -62,15 +66,24 @@ class Waiting:
         for name in ("deadline", "probe_timeout"):
             number(self, name, "(0, inf]")
         number(self, "idle", "(0, inf)")
-        choice(self, "late", ("drop", "stale"))
-        choice(self, "stale_weight", ("refl", "age", "equal"))
+        choice(self, "late", ("drop", "stale", "buffer"))
+        choice(self, "stale_weight", ("refl", "age", "sqrt", "equal"))
+        whole(self, "buffer", 1)
+        alone = self.late != "buffer" or (self.overcommit, self.quorum) == (1.0, 1.0)
+        require(alone, self, "late", "'drop' or 'stale' with overcommit or quorum: a buffer has its own number")
 
-    def asked(self, budget: int | None) -> int | None:
-        """How many clients the policy may select."""
-        return None if budget is None else math.ceil(self.overcommit * budget - 1e-9)
+    def asked(self, budget: int | None, running: int = 0) -> int | None:
+        """How many clients the policy may select while `running` others train."""
+        if budget is None:
+            return None
+        if self.late == "buffer":
+            return max(budget - running, 0)
+        return math.ceil(self.overcommit * budget - 1e-9)
 
     def wanted(self, budget: int | None, selected: int) -> int:
-        """How many answers end a round with this many selected clients."""
+        """How many answers end a round with this many selected clients; in a buffered round, running ones."""
+        if self.late == "buffer":
+            return min(self.buffer, selected)
         most = selected if budget is None else min(budget, selected)
         return math.ceil(self.quorum * most - 1e-9)
 

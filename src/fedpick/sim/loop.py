@@ -135,11 +135,16 @@ def _rounds(
 ) -> Iterator[RoundRecord]:
     report = session.policy.needs & _REPORTS
     # Masks of another type may depend on what happened before: they are asked for in their round.
-    foreseeable = _decides_alone(session.policy) and (availability is None or isinstance(availability, Trace))
+    foreseeable = (
+        _decides_alone(session.policy)
+        and (availability is None or isinstance(availability, Trace))
+        and simulator.waiting.late == "drop"
+    )
     ahead = copy(session)
     while simulator.round < rounds:
         index, before = simulator.round, simulator.timings
-        asked = simulator.waiting.asked(budget)
+        busy = simulator.under_way.clients
+        asked = simulator.waiting.asked(budget, running=len(busy))
         if foreseeable:
             if ahead.round != index + simulator.num_prepared:
                 ahead = copy(session)  # prepared rounds were dropped
@@ -149,6 +154,9 @@ def _rounds(
                 due = [schedule.due(schedule.evaluate_every, first + step) for step in range(len(coming))]
                 simulator.prepare(coming, due, budget)
         mask = None if availability is None else availability.mask(index)
+        if len(busy):
+            mask = np.ones(len(session.clients), bool) if mask is None else mask.copy()
+            mask[busy] = False
         start, measuring = time.perf_counter(), simulator.timings.measure
         selection = session.ask(available=mask, budget=asked, measure=simulator.measure)
         deciding = time.perf_counter() - start - (simulator.timings.measure - measuring)
@@ -161,7 +169,7 @@ def _rounds(
             index=index,
             selection=selection,
             outcome=outcome,
-            weights=aggregation_weights(selection, outcome.completed, simulator.clients),
+            weights=aggregation_weights(selection, outcome.completed, simulator.clients) * simulator.fresh_share,
             available=np.ones(len(session.clients), bool) if mask is None else mask,
             counters=simulator.counters,
             seconds=simulator.timings.since(before).plus(Timings(select=deciding)),
@@ -210,4 +218,6 @@ def _measure(simulator: Simulator, schedule: _Schedule, index: int) -> dict[str,
         measured["local_accuracy"] = simulator.weighted(simulator.evaluate_clients()[1])
     if simulator.times is not None:
         evaluation["times"] = simulator.times
+    if simulator.stale is not None:
+        evaluation["stale"] = simulator.stale
     return {**measured, "evaluation": evaluation}

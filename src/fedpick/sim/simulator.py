@@ -31,6 +31,7 @@ from fedpick.sim.devices import TRAINING_PASSES, Devices, Seconds
 from fedpick.sim.engine import Engine, Params, Rounds, Trainable, Trained, Work
 from fedpick.sim.examples import Examples, segment_means
 from fedpick.sim.faults import FaultDraw, Faults
+from fedpick.sim.late import UnderWay, stale_factors
 from fedpick.sim.settings import EngineName, LocalTraining, ServerStep, SimulatorSettings
 
 __all__ = ["Simulator"]
@@ -52,6 +53,8 @@ class _Plan(NamedTuple):
     seconds: Seconds | None = None
     """What the clients spend their time on; None without devices."""
     ending: Ending | None = None
+    arriving: BoolArray | None = None
+    """(j,) which of the answers under way come in this round."""
 
 
 class _Prepared(NamedTuple):
@@ -132,6 +135,11 @@ class Simulator:
         self.clock = 0.0
         self.times: FloatArray | None = None
         """(4, k) of the latest round; see `fedpick.sim.clock`. None without devices."""
+        self.under_way = UnderWay.none()
+        self.stale: FloatArray | None = None
+        """(3, j) client, age and weight of the late answers used in the latest round; None: there were none."""
+        self.fresh_share = 1.0
+        """Of the weight of the latest round that fresh answers have."""
         self.round = 0
         self.counters = Counters()
         self.timings = Timings()
@@ -183,6 +191,11 @@ class Simulator:
                 f"Both the devices and the faults say how long clients take. Leave out {twice[0]!r} of the faults; "
                 "the deadline is one of Waiting."
             )
+        if self.waiting.late != "drop" and self.server != ServerStep(lr=self.server.lr):
+            raise InvalidInput(
+                f"Late answers ({self.waiting.late!r}) need the plain server step: leave out everything of the server "
+                "but lr."
+            )
         everybody = np.arange(len(self.clients))
         fastest = float(self._training_seconds(0, everybody, fresh=True).total.min())
         # The jitter of this draw and of another one: hardly ever beyond four standard deviations each.
@@ -221,6 +234,8 @@ class Simulator:
             if report & {Signal.OUTCOME_LOSS, Signal.LOSS_RMS} and plan.expected.any():
                 losses[:, plan.expected] = self._losses_before(plan.work.clients)
             trained = self._take_prepared(plan) or self._train(plan)
+            if self.waiting.late != "drop":
+                trained = self._with_late_answers(plan, trained)
             return self._commit(plan, trained, losses, report)
 
     def _plan(self, selection: Selection, round: int, faults: bool = True, budget: int | None = None) -> _Plan:
@@ -232,15 +247,33 @@ class Simulator:
         else:
             draw = self.faults.draw(self.seed, round, chosen, self._processed(chosen))
         expected = ~(draw.dropped | draw.late)
-        seconds = ending = None
+        seconds = ending = arriving = None
         if self.fleet is not None and faults:
-            fresh = self._model_received[chosen] != round
-            seconds, wanted = self._training_seconds(round, chosen, fresh), self.waiting.wanted(budget, len(chosen))
-            ending = round_clock(seconds.total, draw.dropped, wanted, self.waiting.deadline)
+            seconds = self._training_seconds(round, chosen, self._model_received[chosen] != round)
+            ending, arriving = self._ending(seconds.total, draw.dropped, budget)
             expected = ending.in_time
         work = self._work(round, chosen[expected], poisoned=draw.poisoned[expected])
         weights = aggregation_weights(selection, expected & ~draw.poisoned, self.clients)[expected]
-        return _Plan(selection, draw, expected, work._replace(weights=weights), seconds, ending)
+        return _Plan(selection, draw, expected, work._replace(weights=weights), seconds, ending, arriving)
+
+    def _ending(self, finish: FloatArray, failed: BoolArray, budget: int | None) -> tuple[Ending, BoolArray]:
+        """When the round ends, and (j,) which of the answers under way come before that."""
+        waiting, count = self.waiting, len(self.under_way)
+        due = np.maximum(self.under_way.due - self.clock, 0.0)
+        if waiting.late == "buffer":
+            both = np.concatenate([due, finish])
+            gone = np.concatenate([np.zeros(count, bool), failed])
+            ending = round_clock(both, gone, waiting.wanted(budget, len(both)), waiting.deadline)
+            arriving = ending.in_time[:count]
+            ending = ending._replace(in_time=ending.in_time[count:], cut_off=ending.cut_off[count:])
+        else:
+            ending = round_clock(finish, failed, waiting.wanted(budget, len(finish)), waiting.deadline)
+            if not len(finish) and count:  # nobody to ask: the next answer is the next thing that happens
+                ending = ending._replace(seconds=float(due.min()))
+            arriving = due <= ending.seconds
+        if not len(finish) and not count:
+            ending = ending._replace(seconds=waiting.idle)
+        return ending, arriving
 
     def _processed(self, clients: IntArray) -> IntArray:
         """(k,) how many examples each of these clients processes when it trains."""
@@ -288,6 +321,53 @@ class Simulator:
         weights = aggregation_weights(plan.selection, completed, self.clients)[plan.expected]
         return np.where(finite, weights, plan.work.weights)
 
+    def _with_late_answers(self, plan: _Plan, trained: Trained) -> Trained:
+        """Add the late answers that come in this round, and start those that will come later."""
+        assert plan.seconds is not None and plan.ending is not None and plan.arriving is not None
+        chosen, everybody = plan.selection.clients, np.ones(len(plan.selection.clients), bool)
+        own = aggregation_weights(plan.selection, everybody, self.clients)
+        come = self.under_way.where(plan.arriving)
+        self.under_way = self.under_way.where(~plan.arriving)
+        self._count(updates_up=len(come))
+        come = come.where(np.isfinite(come.updates).all(axis=1))
+        before = np.concatenate([np.ravel(leaf) for leaf in self.engine.leaves(self.params, ())]).astype(np.float64)
+        self.stale, self.fresh_share = None, 1.0
+        if len(come):
+            after = np.concatenate([np.ravel(leaf) for leaf in self.engine.leaves(trained.params, ())])
+            answered = plan.expected.copy()
+            answered[plan.expected] = np.isfinite(trained.norms)
+            fresh = (after - before) / plan.work.server_lr  # the weighted sum of the fresh updates
+            used = aggregation_weights(plan.selection, answered, self.clients).sum()
+            age = self.round - come.started
+            rule = self.waiting.stale_weight
+            stale = come.weights * stale_factors(rule, age, come.updates, fresh / used if used > 0 else None)
+            if plan.selection.renormalize:
+                self.fresh_share = float(own[answered].sum() / (own[answered].sum() + stale.sum()))
+                stale *= (own.sum() if len(own) else 1.0) / (own[answered].sum() + stale.sum())
+            moved = before + plan.work.server_lr * (self.fresh_share * fresh + stale @ come.updates)
+            if np.isfinite(moved.astype(np.float32)).all():
+                trained = trained._replace(params=self._model_of(moved), evaluation=None)
+                self.stale = np.stack([come.clients, age, stale])
+        late = plan.ending.cut_off & ~plan.faults.dropped
+        if late.any():
+            work = self._work(self.round, chosen[late], poisoned=plan.faults.poisoned[late])
+            more = UnderWay(
+                clients=chosen[late],
+                started=np.full(int(late.sum()), self.round),
+                due=self.clock + plan.seconds.total[late],
+                weights=own[late],
+                updates=self.engine.updates(self.params, work, None).astype(np.float32),
+            )
+            self.under_way = self.under_way.and_also(more)
+        return trained
+
+    def _model_of(self, flat: FloatArray) -> Params:
+        """The model with these parameters, in the order of `Engine.updates`."""
+        leaves = [np.asarray(leaf) for leaf in self.engine.leaves(self.params, ())]
+        pieces = np.split(flat, np.cumsum([leaf.size for leaf in leaves])[:-1])
+        shaped = [piece.reshape(leaf.shape).astype(leaf.dtype) for piece, leaf in zip(pieces, leaves, strict=True)]
+        return self.engine.rebuild(shaped)[0]
+
     def _losses_before(self, clients: IntArray) -> FloatArray:
         """(2, k): mean and root mean square of the per-example losses at the received model."""
         rows, bounds = self.examples.of(clients, self.losses_on)
@@ -305,7 +385,8 @@ class Simulator:
         sketch[completed] = trained.sketches[completed[plan.expected]]
         status = self._status(plan, completed)
         cancelled, late = status == Status.CANCELLED, status == Status.LATE
-        answers = int((~draw.dropped & ~cancelled).sum())
+        kept = late if self.waiting.late != "drop" else np.zeros(len(chosen), bool)  # they answer later
+        answers = int((~draw.dropped & ~cancelled & ~kept).sum())
         self._count_model(chosen)
         self._count(updates_up=answers, scalars_up=len(report & _NUMBERS) * answers)
         outcome = Outcome(
@@ -323,7 +404,7 @@ class Simulator:
         )
         if plan.seconds is not None and plan.ending is not None:
             self.times = np.stack([*plan.seconds, status.astype(np.float64)])
-            self.clock += plan.ending.seconds if len(chosen) else self.waiting.idle
+            self.clock += plan.ending.seconds
         self.params, self.velocity = trained.params, trained.velocity
         self.round += 1
         self._evaluated = None
@@ -337,8 +418,8 @@ class Simulator:
         if plan.ending is None:
             status[plan.faults.late] = Status.LATE
         else:
-            by_deadline = plan.ending.seconds >= self.waiting.deadline
-            status[plan.ending.cut_off] = Status.LATE if by_deadline else Status.CANCELLED
+            goes_on = plan.ending.seconds >= self.waiting.deadline or self.waiting.late != "drop"
+            status[plan.ending.cut_off] = Status.LATE if goes_on else Status.CANCELLED
         return status
 
     def _durations(self, plan: _Plan) -> FloatArray:
@@ -358,7 +439,7 @@ class Simulator:
     @property
     def num_preparable(self) -> int:
         """How many more rounds to prepare now: one program's worth while the rounds of another are handed out."""
-        size = self.engine.rounds_at_once
+        size = self.engine.rounds_at_once if self.waiting.late == "drop" else 1
         return size if size > 1 and len(self._prepared) <= size else 0
 
     def prepare(self, selections: Sequence[Selection], evaluate: Sequence[bool], budget: int | None = None) -> None:
@@ -548,6 +629,7 @@ class Simulator:
         leaves = self.engine.leaves(self.params, self.velocity)
         arrays = {f"model/{position}": np.asarray(leaf) for position, leaf in enumerate(leaves)}
         clock = {} if self.fleet is None else {"clock": self.clock}
+        arrays |= self.under_way.arrays() if len(self.under_way) else {}
         return arrays, {"round": self.round, "counters": self.counters.as_dict(), **clock}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], plain: Mapping[str, Any]) -> None:
@@ -562,6 +644,7 @@ class Simulator:
         self.params, self.velocity = self.engine.rebuild(saved)
         self.round, self.counters = plain["round"], Counters(**plain["counters"])
         self.clock = float(plain.get("clock", 0.0))
+        self.under_way = UnderWay.from_arrays(arrays) if "late/clients" in arrays else UnderWay.none()
         self._model_received[:] = -1
         self._prepared.clear()
 
