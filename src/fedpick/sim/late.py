@@ -32,13 +32,13 @@ _BETA = 0.35
 
 def stale_factors(rule: StaleRule, age: IntArray, updates: NDArray[Any], fresh: FloatArray | None) -> FloatArray:
     """(j,) the factor of every stale weight. `fresh` is the mean fresh update (P,); None: there is none."""
-    by_age = 1.0 / (age + 1.0)
+    by_age: FloatArray = np.asarray(1.0 / (age + 1.0), np.float64)
     if rule == "equal":
         return np.ones(len(age))
     if rule == "age":
         return by_age
     if rule == "sqrt":
-        return np.sqrt(by_age)
+        return np.asarray(np.sqrt(by_age), np.float64)
     distance = np.ones(len(age)) if fresh is None else ((updates - fresh) ** 2).sum(axis=1)
     largest = distance.max(initial=0.0)
     share = distance / largest if largest > 0 else np.ones(len(age))

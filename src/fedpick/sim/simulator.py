@@ -329,7 +329,7 @@ class Simulator:
         come = self.under_way.where(plan.arriving)
         self.under_way = self.under_way.where(~plan.arriving)
         self._count(updates_up=len(come))
-        come = come.where(np.isfinite(come.updates).all(axis=1))
+        come = come.where(np.asarray(np.isfinite(come.updates).all(axis=1)))
         before = np.concatenate([np.ravel(leaf) for leaf in self.engine.leaves(self.params, ())]).astype(np.float64)
         self.stale, self.fresh_share = None, 1.0
         if len(come):
