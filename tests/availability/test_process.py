@@ -11,7 +11,7 @@ import pytest
 
 from fedpick import availability
 from fedpick.availability.statistics import measure_trace
-from fedpick.core.errors import InvalidInput
+from fedpick.core.errors import FedpickError, InvalidInput
 from fedpick.core.types import Clients
 
 
@@ -157,3 +157,27 @@ def test_measure_trace_holds_masks_and_no_tables_of_numbers():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 200 * 20_000  # 101 masks and a few vectors
+
+
+OWN = """
+from dataclasses import dataclass
+from fedpick.availability import AvailabilityProcess, get
+
+def nights(rate: float = 0.5):
+    return get("homogeneous", beta=rate)
+
+def wrong():
+    return 3
+"""
+
+
+def test_a_process_of_the_user_is_named_by_its_import_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_nights.py").write_text(OWN)
+    assert availability.get("own_nights:nights", rate=0.25) == availability.get("homogeneous", beta=0.25)
+    with pytest.raises(InvalidInput, match=r"has no parameter 'nosuch'. It has: rate"):
+        availability.get("own_nights:nights", nosuch=1)
+    with pytest.raises(InvalidInput, match=r"must return a .*AvailabilityProcess. Got int"):
+        availability.get("own_nights:wrong")
+    with pytest.raises(FedpickError, match="nosuch"):
+        availability.get("own_nights:nosuch")

@@ -45,6 +45,14 @@ def test_data_that_needs_no_files(fedpick):
     assert "needs no files" in out
 
 
+def test_policies_in_full_have_their_options_and_needs(fedpick):
+    code, out, _ = fedpick("list", "policies", "-v")
+    assert code == 0
+    assert "num_candidates=None" in out and "needs: loss, trial" in out and "needs: nothing" in out
+    (found,) = [each for each in json.loads(fedpick("list", "policies", "-v", "--json")[1]) if each["name"] == "afl"]
+    assert found["options"]["alpha1"] == 0.75 and found["needs"] == ["outcome.loss"]
+
+
 def test_check_shows_what_passed_and_what_failed(fedpick, monkeypatch):
     from fedpick import testing
 

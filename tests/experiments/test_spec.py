@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fedpick.experiments.settings import build_settings
 from fedpick.experiments.spec import SpecError, load_spec
 
 GOOD = """\
@@ -178,3 +179,21 @@ def test_history_is_a_number_of_rounds(tmp_path):
     assert spec.settings_of(spec.policies[0], 0)["availability"]["history"] == 100
     assert "at least 0" in refusal(tmp_path, "[run]", section.format(-1))
     assert "a whole number" in refusal(tmp_path, "[run]", section.format("'long'"))
+
+
+def test_an_availability_of_the_user_is_read_and_its_options_are_checked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_shifts.py").write_text(
+        "from fedpick.availability import get\ndef shifts(rate: float = 0.5): return get('homogeneous', beta=rate)\n"
+    )
+    own = GOOD + '[availability]\nname = "own_shifts:shifts"\nrate = 0.25\n'
+    (tmp_path / "own.toml").write_text(own)
+    spec = load_spec(tmp_path / "own.toml")
+    parts = build_settings(spec.settings_of(spec.policies[0], 0))
+    assert parts.availability.beta == 0.25
+    (tmp_path / "own.toml").write_text(own.replace("rate =", "rat ="))
+    with pytest.raises(SpecError, match=r"has no key 'rat'. Did you mean 'rate'"):
+        load_spec(tmp_path / "own.toml")
+    (tmp_path / "own.toml").write_text(own.replace(":shifts", ":nosuch"))
+    with pytest.raises(SpecError, match="nosuch"):
+        load_spec(tmp_path / "own.toml")

@@ -35,7 +35,7 @@ array([0.5, 0.5, 0.5, 0.5])
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
+from collections.abc import Callable
 from typing import Any
 
 from fedpick.availability.estimators import (
@@ -62,6 +62,7 @@ from fedpick.availability.modes import (
 )
 from fedpick.availability.process import AvailabilityProcess, Trace
 from fedpick.core.errors import InvalidInput, unknown_name
+from fedpick.core.imports import accepts, build_object, is_import_path, load_object
 
 __all__ = [
     "AvailabilityCounts",
@@ -103,10 +104,13 @@ def names() -> tuple[str, ...]:
     return tuple(_BUILT_IN)
 
 
-def load(name: str) -> type[AvailabilityProcess]:
-    """Return the class that is registered under a name."""
+def load(name: str) -> Callable[..., AvailabilityProcess]:
+    """Return the class that is registered under a name, or the function or class at an import path."""
+    if is_import_path(name):
+        return load_object("availability process", name)
     if name not in _BUILT_IN:
-        raise unknown_name("availability process", name, _BUILT_IN, "`fedpick list availability` shows them all")
+        hint = "`fedpick list availability` shows them all; your own is named 'package.module:function'"
+        raise unknown_name("availability process", name, _BUILT_IN, hint)
     return _BUILT_IN[name]
 
 
@@ -118,18 +122,22 @@ def summary(name: str) -> str:
 def get(name: str, **parameters: Any) -> AvailabilityProcess:
     """Build a process by name. Parameters are plain values, as a TOML file gives them.
 
+    `package.module:function` is your own: the function, or class, is called with the parameters and returns an
+    `AvailabilityProcess`.
+
     >>> get("log-normal", beta=0.3)
     LogNormal(beta=0.3, redraw=False)
     """
-    process_class: Any = load(name)  # a dataclass, which the type of the base class does not say
-    known = [item.name for item in fields(process_class) if item.init]
-    unknown = sorted(set(parameters) - set(known))
+    source = load(name)
+    unknown = sorted(each for each in parameters if not accepts(source, each))
     if unknown:
+        known = ", ".join(inspect.signature(source).parameters)
         raise InvalidInput(
-            f"The availability process {name!r} has no parameter {unknown[0]!r}. "
-            f"It has: {', '.join(known) or 'no parameters'}."
+            f"The availability process {name!r} has no parameter {unknown[0]!r}. It has: {known or 'no parameters'}."
         )
+    if is_import_path(name):
+        own: AvailabilityProcess = build_object("availability process", name, source, AvailabilityProcess, parameters)
+        return own
     if name == "trace" and "path" not in parameters:
         raise InvalidInput("The availability process 'trace' needs path, the file of device logs to replay.")
-    process: AvailabilityProcess = process_class(**parameters)
-    return process
+    return source(**parameters)

@@ -35,6 +35,9 @@ class Trace(ABC):
         self._latest: tuple[int, BoolArray] | None = None
         self._known_truth: tuple[FloatArray, FloatArray] | None = None
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.num_clients:,} clients, seed={self.seed})"
+
     @property
     def availability(self) -> FloatArray:
         """(N,) true long-run probability pi_k of being available."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,8 +22,25 @@ JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="An option: --set beta=0.3 (repeatable).")]
 
 
-def _show(kind: str, entries: Iterable[tuple[str, str, str]], as_json: bool) -> None:
-    rows = [{"name": name, "summary": summary, "citation": citation} for name, summary, citation in entries]
+def _details(name: str) -> dict[str, Any]:
+    """The options of a policy with their defaults, and the signals that it needs with these."""
+    from fedpick.core import registry
+
+    policy = registry.get(name)
+    return {"options": registry.parameters(policy), "needs": sorted(policy.needs)}
+
+
+def _show(
+    kind: str,
+    entries: Iterable[tuple[str, str, str]],
+    as_json: bool,
+    details: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Print a table, or JSON; `details` are further facts by name."""
+    rows: list[dict[str, Any]] = [
+        {"name": name, "summary": summary, "citation": citation, **(details or {}).get(name, {})}
+        for name, summary, citation in entries
+    ]
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
@@ -37,6 +53,9 @@ def _show(kind: str, entries: Iterable[tuple[str, str, str]], as_json: bool) -> 
         table.add_column(heading, no_wrap=heading == "name", overflow="fold")
     for row in rows:
         table.add_row(Text(row["name"], style="bold"), Text(row["summary"]), Text(row["citation"], style="dim"))
+        if details is not None:
+            options = ", ".join(f"{key}={value!r}" for key, value in row["options"].items())
+            table.add_row("", Text(f"options: {options or 'none'}\nneeds: {', '.join(row['needs']) or 'nothing'}"))
     Console().print(table)
 
 
@@ -55,7 +74,9 @@ def _short_citation(bibtex: str) -> str:
 
 @list_app.command("policies")
 def list_policies(
-    as_json: JsonOption = False, bibtex: Annotated[bool, typer.Option(help="Print the BibTeX of every policy.")] = False
+    as_json: JsonOption = False,
+    bibtex: Annotated[bool, typer.Option(help="Print the BibTeX of every policy.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the options and what each needs.")] = False,
 ) -> None:
     """List the selection policies, plug-ins included."""
     from fedpick.core import registry
@@ -65,7 +86,7 @@ def list_policies(
         return
     usable = [name for name in registry.names() if name not in registry.broken()]
     entries = [(name, registry.summary(name), _short_citation(registry.load(name).reference)) for name in usable]
-    _show("policies", entries, as_json)
+    _show("policies", entries, as_json, {name: _details(name) for name in usable} if verbose else None)
     for name, reason in registry.broken().items():
         typer.echo(f"not usable: {name}: {reason}", err=True)
 
@@ -92,7 +113,7 @@ def list_availability(as_json: JsonOption = False) -> None:
     from fedpick import availability
 
     entries = [
-        (name, availability.summary(name), _short_citation(inspect.cleandoc(availability.load(name).reference)))
+        (name, availability.summary(name), _short_citation(getattr(availability.load(name), "reference", "")))
         for name in availability.names()
     ]
     _show("availability", entries, as_json)

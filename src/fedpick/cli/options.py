@@ -8,7 +8,7 @@ from typing import Any
 
 from fedpick.core.errors import InvalidInput, unknown_name
 
-__all__ = ["complete_from", "names_list", "numbers_list", "one_of", "seeds_option", "settings_list"]
+__all__ = ["complete_from", "names_list", "numbers_list", "one_of", "seeds_option", "settings_list", "values_list"]
 
 
 def names_list(text: str | None) -> list[str] | None:
@@ -52,10 +52,7 @@ def settings_list(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
         section, dot, key = path.strip().partition(".")
         if not (found and dot and all(key.split("."))):
             raise InvalidInput(f"--set must look like section.key=value, such as partition.alpha=0.3. Got {text!r}.")
-        try:
-            parsed = tomllib.loads(f"value = {value}")["value"]
-        except (tomllib.TOMLDecodeError, RecursionError):
-            parsed = value.strip()
+        parsed = _toml_value(value)
         *tables, last = key.split(".")
         place = changes.setdefault(section, {})
         for name in tables:
@@ -64,6 +61,27 @@ def settings_list(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
                 raise InvalidInput(f"--set sets {name!r} to a value and to a table of values. Got {text!r}.")
         place[last] = parsed
     return changes
+
+
+def values_list(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Parse `key=value,value`. The values are TOML; bare words are texts."""
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        key, given, values = text.partition("=")
+        key = key.strip()
+        if not (given and key and values.strip()):
+            raise InvalidInput(f"--try must look like key=value,value, such as num_candidates=4,8. Got {text!r}.")
+        if key in found:
+            raise InvalidInput(f"--try names {key} twice. Give all its values at once, separated by commas.")
+        found[key] = [_toml_value(value) for value in values.split(",") if value.strip()]
+    return found
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text.strip()
 
 
 def one_of(value: str, known: Iterable[str], kind: str) -> None:

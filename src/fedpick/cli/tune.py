@@ -1,4 +1,4 @@
-"""The command `tune`: search learning rates for every policy of a spec."""
+"""The command `tune`: search learning rates and other settings for every policy of a spec."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedpick.cli.experiments import (
     StoreOption,
     same_command,
 )
-from fedpick.cli.options import names_list, numbers_list, one_of, seeds_option
+from fedpick.cli.options import names_list, numbers_list, one_of, seeds_option, values_list
 from fedpick.experiments import DEFAULT_STORE
 
 if TYPE_CHECKING:
@@ -32,6 +32,13 @@ def tune(
     spec: SpecArgument,
     local_lr: Annotated[str | None, typer.Option(help="Local learning rates to try: 0.1,0.03,0.01")] = None,
     server_lr: Annotated[str | None, typer.Option(help="Server learning rates to try: 1,0.3,0.1")] = None,
+    try_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--try",
+            help="Any other setting, repeatable: --try num_candidates=4,8 --try local.epochs=1,3",
+        ),
+    ] = None,
     seeds: SeedsOption = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds per run; default: those of the spec.")] = None,
     only: Annotated[str | None, typer.Option(help="Only these policies (names or labels): fedcor,uniform")] = None,
@@ -45,9 +52,9 @@ def tune(
     processes: ProcessesOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Search learning rates: one grid, one number of rounds and seeds for all policies, judged on validation data.
+    """Search learning rates and other settings: one grid, rounds and seeds for all policies, on validation data.
 
-    Prints the scores and writes the spec with every policy's best rates. The same command resumes where it stopped.
+    Prints the scores and writes the spec with every policy's best settings. The same command resumes.
     """
     from fedpick.core.errors import InvalidInput
     from fedpick.core.writing import refuse_directory, write_atomically
@@ -56,7 +63,7 @@ def tune(
     from fedpick.experiments.inheritance import experiment_names, split_variant
     from fedpick.experiments.progress import make_progress
     from fedpick.experiments.runner import run
-    from fedpick.experiments.spec import load_spec
+    from fedpick.experiments.spec import load_spec, parse_spec
     from fedpick.experiments.store import Store
 
     one_of(score, search.SCORES, "score")
@@ -67,16 +74,18 @@ def tune(
             )
         for name in names:
             tune(
-                Path(name), local_lr=local_lr, server_lr=server_lr, seeds=seeds, rounds=rounds, only=only, score=score,
-                evaluations=evaluations, holdout=holdout, store=store, processes=processes, quiet=quiet,
+                Path(name), local_lr=local_lr, server_lr=server_lr, try_=try_, seeds=seeds, rounds=rounds, only=only,
+                score=score, evaluations=evaluations, holdout=holdout, store=store, processes=processes, quiet=quiet,
             )  # fmt: skip
         return
     file, variant = split_variant(spec)
     tuned = file.with_name(f"{file.stem}{f'-{variant}' if variant else ''}-tuned.toml")
     target = refuse_directory(output or tuned)  # before the search
     chosen = load_spec(spec).override(only=names_list(only))
-    grid = search.candidates(numbers_list(local_lr, "--local-lr") or [], numbers_list(server_lr, "--server-lr") or [])
+    rates = numbers_list(local_lr, "--local-lr") or [], numbers_list(server_lr, "--server-lr") or []
+    grid = search.candidates(*rates, values_list(try_ or []))
     searched = search.grid_spec(chosen.override(seeds=seeds_option(seeds), rounds=rounds), grid, holdout=holdout)
+    parse_spec(searched.to_dict(), source="command line")  # refuses values that a policy does not take
     with closing(Store(store)) as opened:
         progress, stop = make_progress(quiet=quiet, as_json=False), StopFlag(interrupts.finishing)
         outcome = run(searched, opened, processes=processes, latest=False, progress=progress, stop=stop)
@@ -85,13 +94,14 @@ def tune(
     _print_scores(searched.title, choices, score, f"{searched.rounds} rounds, seeds {list(searched.seeds)}.")
     for choice in choices:
         if choice.at_edge:
-            typer.echo(f"{choice.label}: {choice.best} is at the edge of the grid; a wider one may hold a better pair.")
+            typer.echo(f"{choice.label}: {choice.best} is at the edge of the grid; a wider one may hold a better one.")
     # Only the options that decide the result: the file must not depend on where the search ran.
     given = {
         "--local-lr": local_lr, "--server-lr": server_lr, "--seeds": seeds, "--rounds": rounds, "--only": only,
         "--score": score, "--evaluations": evaluations, "--holdout": holdout,
     }  # fmt: skip
     words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    words += [word for text in try_ or [] for word in ("--try", text)]
     command = shlex.join(["fedpick", "tune", spec.name if spec.is_absolute() else str(spec), *words])
     write_atomically(target, search.tuned_text(chosen, choices, command=command, searched=searched, score=score))
     typer.echo(f"Spec: {target}")

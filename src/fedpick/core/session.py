@@ -99,6 +99,9 @@ class Session:
         """The selection that was asked for last, and the state that `tell` commits with it."""
         self._saved_in: Path | None = None
 
+    def __repr__(self) -> str:
+        return f"Session({self.policy!r}, {len(self.clients):,} clients, seed={self.seed}, round={self.round})"
+
     @property
     def state(self) -> Any:
         """The policy's state after the last `tell`, for analysis. It is never modified, only replaced."""

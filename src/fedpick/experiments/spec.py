@@ -17,7 +17,7 @@
     batch_size = 64
     [server]               # optional: fields of fedpick.sim.ServerStep
     lr = 1.0
-    [availability]         # optional: name and the options of that process; default: ideal
+    [availability]         # optional: name (or package.module:function) and the options of that process; default: ideal
     name = "ideal"         # `history = 100`: policies see 100 rounds of masks before round 0
                            # `clock = true`: read device logs at the time of [devices]' clock
     [faults]               # optional: fields of fedpick.sim.Faults (dropout, nan, deadline, ...)

@@ -324,6 +324,9 @@ class Store:
         """Run whose lease this store holds -> the digest of its latest round."""
         self._prepare(create)
 
+    def __repr__(self) -> str:
+        return f"Store({self.name!r}{', read_only=True' if self.read_only else ''})"
+
     def _prepare(self, create: bool) -> None:
         try:
             version = self._version()

@@ -1,10 +1,12 @@
-"""Learning rates by search: the same grid, rounds and seeds for every policy, judged on validation data.
+"""Settings by search: the same grid, rounds and seeds for every policy, judged on validation data.
 
-Every pair of rates is a policy of an ordinary experiment, so the search is stored and resumed like any other. A pair is
-scored by accuracy or loss on the clients' validation data (the hold-out of the partition, never the test set), weighted
-by importance. The score is the mean of the last few evaluations, of which a run has at least 20. A pair whose loss is
-not finite in some seed has no score. The best mean over the seeds wins; of equals, the first. With
-losses_on = "validation" in the spec, policies that select by losses see those of the same data.
+The grid is of learning rates and of any other keys: `local.KEY`, `server.KEY`, or a hyper-parameter, which is tried
+with the policies that have it. Every candidate is a policy of an ordinary experiment, so the search is stored and
+resumed like any other. A candidate is scored by accuracy or loss on the clients' validation data (the hold-out of the
+partition, never the test set), weighted by importance. The score is the mean of the last few evaluations, of which a
+run has at least 20. A candidate whose loss is not finite in some seed has no score. The best mean over the seeds wins;
+of equals, the first. With losses_on = "validation" in the spec, policies that select by losses see those of the same
+data.
 
 If the spec has no validation data, the search holds out a share of every client's examples; the tuned spec keeps the
 original partition.
@@ -15,11 +17,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
+from fedpick.core import registry
 from fedpick.core.errors import InvalidInput
 from fedpick.experiments.spec import PolicySpec, Spec
 from fedpick.experiments.store import Experiment, Run, Store
@@ -32,23 +35,37 @@ SCORES = ("accuracy", "loss")
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One pair of learning rates; None keeps the rate of the spec."""
+    """One point of the grid; a rate of None keeps that of the spec."""
 
-    local_lr: float | None
-    server_lr: float | None
+    local_lr: float | None = None
+    server_lr: float | None = None
+    others: tuple[tuple[str, Any], ...] = ()
+    """(key, value) of every other setting: `local.KEY`, `server.KEY` or a hyper-parameter."""
 
     def applied_to(self, spec: Spec, policy: PolicySpec) -> PolicySpec:
-        """The policy with these rates. Of a schedule only the initial rate changes."""
-        local, server = dict(policy.local), dict(policy.server)
+        """The policy with these settings. Of a schedule only the initial rate changes."""
+        local, server, parameters = dict(policy.local), dict(policy.server), dict(policy.parameters)
+        for key, value in self.others:
+            section, dot, name = key.partition(".")
+            if dot:
+                (local if section == "local" else server)[name] = value
+            else:
+                parameters[key] = value
         if self.local_lr is not None:
             local["lr"] = _with_initial({**spec.local, **policy.local}.get("lr"), self.local_lr)
         if self.server_lr is not None:
             server["lr"] = _with_initial({**spec.server, **policy.server}.get("lr"), self.server_lr)
-        return replace(policy, local=local, server=server)
+        return replace(policy, local=local, server=server, parameters=parameters)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it sets, by name."""
+        rates = {"local": self.local_lr, "server": self.server_lr}
+        return {**{name: rate for name, rate in rates.items() if rate is not None}, **dict(self.others)}
 
     def __str__(self) -> str:
-        parts = (("local", self.local_lr), ("server", self.server_lr))
-        return " ".join(f"{name}={rate:g}" for name, rate in parts if rate is not None)
+        shown = {key: f"{value:g}" if isinstance(value, float) else value for key, value in self.settings.items()}
+        return " ".join(f"{key}={value}" for key, value in shown.items()) or "as in the spec"
 
 
 def _with_initial(rate: Any, initial: float) -> Any:
@@ -62,37 +79,69 @@ class Choice:
     label: str
     best: Candidate
     scores: tuple[tuple[Candidate, float | None], ...]
-    """Mean over the seeds for every pair, in the order of the grid; None: not finite in some seed."""
+    """Mean over the seeds for every candidate, in the order of the grid; None: not finite in some seed."""
 
     @property
     def at_edge(self) -> bool:
-        """Whether the best rate is the smallest or largest one tried: a wider grid may hold a better one."""
-        for own, tried in (
-            (self.best.local_lr, {candidate.local_lr for candidate, _ in self.scores}),
-            (self.best.server_lr, {candidate.server_lr for candidate, _ in self.scores}),
-        ):
-            rates = sorted(rate for rate in tried if rate is not None)
-            if len(rates) > 1 and own in (rates[0], rates[-1]):
+        """Whether the best number is the smallest or largest one tried: a wider grid may hold a better one."""
+        for key, own in self.best.settings.items():
+            tried = [candidate.settings[key] for candidate, _ in self.scores]
+            numbers = all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in tried)
+            if numbers and min(tried) < max(tried) and own in (min(tried), max(tried)):
                 return True
         return False
 
 
-def candidates(local_lr: Sequence[float], server_lr: Sequence[float]) -> list[Candidate]:
-    """The grid; the local rate changes slowest. An empty list keeps the rates of the spec."""
+def candidates(
+    local_lr: Sequence[float], server_lr: Sequence[float], others: Mapping[str, Sequence[Any]] | None = None
+) -> list[Candidate]:
+    """The grid; the local rate changes slowest. An empty list keeps the rates of the spec.
+
+    `others` are values by key: `local.KEY`, `server.KEY` or a hyper-parameter.
+    """
     for name, rates in (("--local-lr", local_lr), ("--server-lr", server_lr)):
         if not all(math.isfinite(rate) and rate > 0 for rate in rates):
             raise InvalidInput(f"{name} must be numbers above 0. Got {', '.join(f'{rate:g}' for rate in rates)}.")
         if len(set(rates)) < len(rates):
             raise InvalidInput(f"{name} names a rate twice: {', '.join(f'{rate:g}' for rate in rates)}.")
-    if not local_lr and not server_lr:
-        raise InvalidInput("There is nothing to search: give --local-lr, --server-lr or both.")
+    for key, values in (others or {}).items():
+        section, dot, _ = key.partition(".")
+        if dot and section not in ("local", "server"):
+            raise InvalidInput(f"--try names local.KEY, server.KEY or a hyper-parameter. Got {key!r}.")
+        if not values or len({repr(value) for value in values}) < len(values):
+            raise InvalidInput(f"--try {key} needs one or more values, each once. Got {list(values)}.")
+    if not local_lr and not server_lr and not others:
+        raise InvalidInput("There is nothing to search: give --local-lr, --server-lr or --try.")
     unchanged: list[float | None] = [None]
-    pairs = itertools.product(local_lr or unchanged, server_lr or unchanged)
-    return [Candidate(local_lr=local, server_lr=server) for local, server in pairs]
+    lists = [[(key, value) for value in values] for key, values in (others or {}).items()]
+    return [
+        Candidate(local_lr=local, server_lr=server, others=tuple(rest))
+        for local, server, *rest in itertools.product(local_lr or unchanged, server_lr or unchanged, *lists)
+    ]
+
+
+def _own_grid(policy: PolicySpec, grid: Sequence[Candidate]) -> list[Candidate]:
+    """The grid without the hyper-parameters that the policy does not have; what is then equal, once."""
+    policy_class: Any = registry.load(policy.name)
+    known = {item.name for item in fields(policy_class) if item.init}
+    own = [
+        replace(each, others=tuple((key, value) for key, value in each.others if "." in key or key in known))
+        for each in grid
+    ]
+    return list(dict.fromkeys(own))
+
+
+def _require_owners(spec: Spec, grid: Sequence[Candidate]) -> None:
+    """Raise if a hyper-parameter belongs to no policy of the spec."""
+    owned = {key for policy in spec.policies for each in _own_grid(policy, grid) for key, _ in each.others}
+    for key, _ in grid[0].others:
+        if key not in owned:
+            labels = ", ".join(policy.label for policy in spec.policies)
+            raise InvalidInput(f"--try: no policy of this spec has a hyper-parameter {key!r}. It has: {labels}.")
 
 
 def grid_spec(spec: Spec, grid: Sequence[Candidate], *, holdout: float = 0.2) -> Spec:
-    """The experiment to run: every policy with every pair, evaluated on validation data.
+    """The experiment to run: every policy with every candidate, evaluated on validation data.
 
     `holdout` is their share of every client's examples if the spec has none.
     """
@@ -104,14 +153,15 @@ def grid_spec(spec: Spec, grid: Sequence[Candidate], *, holdout: float = 0.2) ->
         if split:
             raise InvalidInput(f"[partition]: the split {split} has no share for validation: the search needs one.")
         partition = replace(partition, options={**partition.options, "holdout": holdout})
+    _require_owners(spec, grid)
     policies = [
         replace(candidate.applied_to(spec, policy), label=f"{policy.label} {candidate}")
         for policy in spec.policies
-        for candidate in grid
+        for candidate in _own_grid(policy, grid)
     ]
     return replace(
         spec,
-        title=f"{spec.title}: search for learning rates",
+        title=f"{spec.title}: search for {'settings' if grid[0].others else 'learning rates'}",
         partition=partition,
         policies=tuple(policies),
         # A divisor of the rounds, so that the last round is evaluated.
@@ -133,7 +183,7 @@ def choose(
     score: str = "accuracy",
     evaluations: int = 5,
 ) -> list[Choice]:
-    """The best pair of every policy of `spec`, from a finished search."""
+    """The best candidate for every policy of `spec`, from a finished search."""
     if score not in SCORES:
         raise InvalidInput(f"The score is {' or '.join(SCORES)}. Got {score!r}.")
     if evaluations < 1:
@@ -142,17 +192,19 @@ def choose(
     for run in store.runs(experiment.id):
         runs.setdefault(run.position, []).append(run)
     choices = []
-    for number, policy in enumerate(spec.policies):
+    first = 0
+    for policy in spec.policies:
+        own = _own_grid(policy, grid)
         scores = [
-            _score(store, runs[number * len(grid) + place], experiment.rounds, score, evaluations)
-            for place in range(len(grid))
+            _score(store, runs[first + place], experiment.rounds, score, evaluations) for place in range(len(own))
         ]
+        first += len(own)
         known = [(value, place) for place, value in enumerate(scores) if value is not None]
         if not known:
             raise InvalidInput(f"No learning rate of the grid kept {policy.label} finite: search among smaller ones.")
         sign = -1 if score == "accuracy" else 1
         best = min(known, key=lambda pair: (sign * pair[0], pair[1]))[1]
-        choices.append(Choice(label=policy.label, best=grid[best], scores=tuple(zip(grid, scores, strict=True))))
+        choices.append(Choice(label=policy.label, best=own[best], scores=tuple(zip(own, scores, strict=True))))
     return choices
 
 
@@ -169,17 +221,17 @@ def _score(store: Store, runs: Sequence[Run], rounds: int, score: str, evaluatio
 
 
 def tuned_spec(spec: Spec, choices: Sequence[Choice]) -> Spec:
-    """The spec with the chosen rates as overrides of each policy."""
+    """The spec with the chosen settings in each policy."""
     by_label = {choice.label: choice.best for choice in choices}
     return replace(spec, policies=tuple(by_label[policy.label].applied_to(spec, policy) for policy in spec.policies))
 
 
 def tuned_text(spec: Spec, choices: Sequence[Choice], *, command: str, searched: Spec, score: str) -> str:
-    """A spec file with the chosen rates and, as comments, how they were found."""
+    """A spec file with the chosen settings and, as comments, how they were found."""
     options = searched.partition.options
     share = f"holdout {options['holdout']:g}" if options.get("holdout") else f"split {options.get('split')}"
     lines = [
-        "Learning rates found by:",
+        "Settings found by:" if searched.title.endswith("settings") else "Learning rates found by:",
         f"  {command}",
         f"Judged by {score} on validation data ({share} of every client), {searched.rounds} rounds,",
         f"seeds {', '.join(map(str, searched.seeds))}; the same grid for every policy.",

@@ -119,7 +119,7 @@ _KINDS = {
     "devices": "model of devices",
 }
 # Sections whose name may be `package.module:attribute`, and what that attribute is.
-_TARGETS = {"data": "function", "task": "function", "policies": "Class"}
+_TARGETS = {"data": "function", "task": "function", "availability": "function", "policies": "Class"}
 # In the other sections some numbers may be infinite or NaN (kappa2, deadline); the classes there decide.
 _FINITE = ("data", "partition", "task", "local", "server", "simulator", "devices")
 _MANY_CLIENTS = 1_000_000
@@ -280,7 +280,7 @@ def _name_problems(section: str, table: Table, path: KeyPath) -> list[Problem]:
 def _build(section: str, name: str, options: Table) -> object:
     """Build what a section describes; raises where a value is refused."""
     table = {"name": name, **options}
-    if section in ("data", "task") and is_import_path(name):
+    if section in ("data", "task", "availability") and is_import_path(name):
         return None  # the user's function is not called before its result is needed
     builders: dict[str, Callable[[Table], object]] = {
         "data": settings.data_of,

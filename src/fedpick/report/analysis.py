@@ -65,6 +65,9 @@ class RunResults:
     wanted: int
     """Rounds that the experiment asks for."""
 
+    def __repr__(self) -> str:
+        return f"RunResults({self.run.label!r}, seed={self.run.seed}, {len(self.rounds['round']):,} rounds)"
+
     @property
     def complete(self) -> bool:
         """Whether it has all its rounds."""
@@ -84,6 +87,9 @@ class PolicyResults:
     policy: str
     runs: tuple[RunResults, ...]
 
+    def __repr__(self) -> str:
+        return f"PolicyResults({self.label!r}, {len(self.runs)} runs)"
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Results:
@@ -91,6 +97,17 @@ class Results:
 
     experiment: Experiment
     policies: tuple[PolicyResults, ...]
+
+    def __repr__(self) -> str:
+        labels = ", ".join(policy.label for policy in self.policies)
+        runs = sum(len(policy.runs) for policy in self.policies)
+        return f"Results({self.experiment.title!r}, {runs} runs of {labels or 'no policy'})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the tables."""
+        from fedpick.report.tables import tables_of
+
+        return "".join(table._repr_html_() for table in tables_of(self))
 
     @property
     def incomplete(self) -> list[str]:

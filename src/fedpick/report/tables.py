@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from html import escape
 from typing import Any, ClassVar
 
 from fedpick.core.errors import InvalidInput
@@ -34,6 +35,7 @@ __all__ = [
     "search_table",
     "tables_of",
     "to_csv",
+    "to_html",
     "to_latex",
     "to_markdown",
     "to_rich",
@@ -113,6 +115,10 @@ class Table:
             [label, *(column.text(quantity) for column, quantity in zip(self.columns, quantities, strict=True))]
             for label, quantities in self.lines
         ]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return to_html(self)
 
     def best(self) -> list[str | None]:
         """The line of each column that is better than every other by a paired 95 % interval; None: a tie."""
@@ -226,14 +232,17 @@ def difference_table(results: Results, against: str, window: int = 1) -> Table:
 
 
 def search_table(title: str, choices: Sequence[Choice], note: str) -> Table:
-    """A search for learning rates: one line per pair of rates, one column per policy, the chosen pair marked."""
+    """A search for settings: one line per candidate, one column per policy, the chosen candidate marked.
+
+    A cell is empty where a policy has no such hyper-parameter.
+    """
     columns = tuple(_stated(choice.label, 4, 1.0) for choice in choices)
-    lines = tuple(
-        (str(candidate), tuple(Quantity((choice.scores[place][1],)) for choice in choices))
-        for place, (candidate, _) in enumerate(choices[0].scores)
-    )
+    scores = [{str(candidate): Quantity((score,)) for candidate, score in choice.scores} for choice in choices]
+    names = list(dict.fromkeys(name for own in scores for name in own))
+    lines = tuple((name, tuple(own.get(name, Quantity()) for own in scores)) for name in names)
     marks = tuple(str(choice.best) for choice in choices)
-    return Table(title, columns, lines, note, corner="learning rates", marks=marks)
+    rates = not any(choice.best.others for choice in choices)
+    return Table(title, columns, lines, note, corner="learning rates" if rates else "settings", marks=marks)
 
 
 # Groups of clients
@@ -339,6 +348,21 @@ def to_markdown(table: Table) -> str:
     if table.note:
         lines += ["", table.note]
     return "\n".join(lines) + "\n"
+
+
+def to_html(table: Table) -> str:
+    """A plain table for notebooks, the winner of a column in bold. The report has its own, with colours."""
+    winners = table.best()
+    head = "".join(f"<th>{escape(text)}</th>" for text in (table.corner, *(each.heading for each in table.columns)))
+    rows = []
+    for label, *values in table.cells():
+        marked = [f"<b>{escape(v)}</b>" if winners[i] == label else escape(v) for i, v in enumerate(values)]
+        rows.append(f"<tr><th>{escape(label)}</th>{''.join(f'<td>{cell}</td>' for cell in marked)}</tr>")
+    note = f"<p>{escape(table.note)}</p>" if table.note else ""
+    return (
+        f"<table><caption>{escape(table.title)}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table>{note}"
+    )
 
 
 def _pipes(cells: list[str]) -> str:

@@ -148,6 +148,12 @@ class Simulator:
         self._prepared_from: list[Any] = []
         self._evaluated: tuple[list[Any], tuple[float, float]] | None = None
 
+    def __repr__(self) -> str:
+        return (
+            f"Simulator({self.federation.name!r}, task={self.task.name!r}, {len(self.clients):,} clients, "
+            f"seed={self.seed}, round={self.round})"
+        )
+
     @property
     def provides(self) -> frozenset[Signal]:
         """The signals that this simulator delivers, for `Session(..., provides=...)`."""
