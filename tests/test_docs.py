@@ -32,6 +32,7 @@ OPTIONS = re.compile(r"^```\{policy-options\} (.+)$", re.MULTILINE)
 
 # What a page says -> what is run instead: less of the same, or the name of something that is here.
 INSTEAD: Mapping[str, Mapping[str, str]] = {
+    "docs/guides/advise.md": {"round_seconds=3600)": 'round_seconds=3600, rounds=2, seeds=2, policies=["fedcbs"])'},
     "docs/guides/data.md": {'data.load("fmnist")': 'data.load("digits")'},
     "docs/guides/simulator.md": {"rounds=50": "rounds=10"},
     "docs/guides/report.md": {'experiment="9af5f7bf"': "experiment=1", '("png", "svg")': '("png",)'},
@@ -44,6 +45,7 @@ NEEDS = {
     "docs/guides/private-similarities.md": ["cryptography"],
     "docs/guides/report.md": ["plotly", "matplotlib"],
     "docs/guides/your-own.md": ["jax", "plotly"],
+    "docs/guides/advise.md": ["jax"],
     "docs/guides/availability.md": ["matplotlib"],
 }
 # Pages about results find a store with an experiment in it, and its spec, my.toml.

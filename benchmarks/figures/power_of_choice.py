@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.figures import FOLDER
 from benchmarks.figures.drawing import draw_loss_curves, draw_over
-from fedpick import Clients, data, policies
+from fedpick import Clients, Policy, data, policies
 from fedpick.core.arrays import FloatArray
 from fedpick.data.synthetic import quadratic_optimum
 from fedpick.report.material import opened
@@ -130,7 +131,7 @@ def quadratic(options: argparse.Namespace) -> None:
 
 def skew(options: argparse.Namespace) -> None:
     """Figure 2 (d)."""
-    chosen = {"rand": policies.get("md")}
+    chosen: dict[str, Policy[Any]] = {"rand": policies.get("md")}
     chosen |= {f"pow-d, d = {d}": policies.get("pow-d", num_candidates=d) for d in options.candidates}
     corner = [options.range] * 5
     points = list(grid([-value for value in corner], corner, options.per_axis))

@@ -2,8 +2,9 @@
 
 `advise` deals a data set that stands in for the user's to clients with exactly the sizes and labels of the table, and
 compares a short list of policies on it, all with their defaults and on the same seeds. It looks at the results after 3,
-5 and 10 seeds. After a look it drops every policy that is worse than the best one by a paired 99 % interval. It stops
-when each policy that is left is worse than the best by a paired 95 % interval, or equal to it within a point.
+5 and 10 seeds. After a look it drops every policy that is worse than the best one by a point or more and by a paired
+99 % interval. It stops when each policy that is left is worse than the best by a paired 95 % interval, or equal to it
+within a point.
 """
 
 from __future__ import annotations
@@ -238,8 +239,9 @@ def _judge(results: Results) -> tuple[dict[str, float], bool]:
         low, high = gap.interval or (-1.0, 1.0)
         clear &= high < 0 or (low >= -_EQUAL and high <= _EQUAL)
         surely = gap.interval_at(_DROP_CONFIDENCE)
-        if policy.policy != "uniform" and surely is not None and surely[1] < 0:
-            worse[policy.label] = 100 * (gap.mean or 0.0)
+        mean_gap = gap.mean or 0.0
+        if policy.policy != "uniform" and surely is not None and surely[1] < 0 and mean_gap <= -_EQUAL:
+            worse[policy.label] = 100 * mean_gap
     return worse, clear
 
 
