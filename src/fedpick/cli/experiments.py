@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["compare", "demo", "report", "run", "show", "write_html"]
 
+_JUDGED_BY = ("accuracy", "time")
+
 SpecArgument = Annotated[
     Path, typer.Argument(help="The experiment: a TOML file. FILE.toml#NAME is one variant of it.", metavar="SPEC")
 ]
@@ -46,6 +48,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="JSON lines on standard
 RestartOption = Annotated[bool, typer.Option("--restart", help="Discard the stored rounds and start over.")]
 ReportOption = Annotated[bool, typer.Option("--report/--no-report", help="Write the HTML report at the end.")]
 SeedsOption = Annotated[str | None, typer.Option(help="Number of seeds (3), or a list (1,2,5).")]
+ByOption = Annotated[str, typer.Option(help="What policies are judged by: accuracy, or time (needs devices).")]
 TargetsOption = Annotated[str | None, typer.Option(help="Test accuracies for the rounds-to-target table: 0.6,0.7")]
 
 
@@ -114,6 +117,11 @@ def compare(
         str | None,
         typer.Option(autocompletion=complete_from("availability"), help="Default: every client is available."),
     ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(autocompletion=complete_from("devices"), help="Give clients devices, so that rounds take time."),
+    ] = None,
+    by: ByOption = "accuracy",
     task: Annotated[str | None, typer.Option(autocompletion=complete_from("task"), help="The model.")] = None,
     lr: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
     set_: Annotated[
@@ -132,8 +140,10 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare policies on one setting: like `run`, with flags instead of a file and defaults for every data set."""
+    from fedpick.cli.options import one_of
     from fedpick.experiments import presets
 
+    one_of(by, _JUDGED_BY, "by")
     changes: dict[str, dict[str, Any]] = settings_list(set_ or [])
     given = {
         ("partition", "num_clients"): clients,
@@ -141,6 +151,7 @@ def compare(
         ("run", "rounds"): rounds,
         ("run", "targets"): numbers_list(targets, "--targets"),
         ("availability", "name"): availability,
+        ("devices", "name"): devices,
         ("task", "name"): task,
         ("local", "lr"): lr,
     }
@@ -152,7 +163,7 @@ def compare(
     ).override(seeds=seeds_option(seeds))
     _execute(
         [spec], store, processes=processes, engine=engine, address=address, restart=restart,
-        write_report=write_report, quiet=quiet, as_json=as_json,
+        write_report=write_report, quiet=quiet, as_json=as_json, by=by,
     )  # fmt: skip
 
 
@@ -187,6 +198,7 @@ def _execute(
     write_report: bool,
     quiet: bool,
     as_json: bool,
+    by: str = "accuracy",
 ) -> None:
     from fedpick.experiments.executors import StopFlag
     from fedpick.experiments.progress import make_progress
@@ -202,26 +214,28 @@ def _execute(
                 spec, store, engine=engine, processes=processes, address=address, restart=restart, progress=progress,
                 stop=StopFlag(interrupts.finishing),
             )  # fmt: skip
-            codes.append(_tell(store, outcome, started, write_report=write_report, as_json=as_json))
+            codes.append(_tell(store, outcome, started, write_report=write_report, as_json=as_json, by=by))
             if codes[-1] == INTERRUPTED:
                 break
     if code := max(codes):
         raise typer.Exit(code)
 
 
-def _tell(store: Store, outcome: Report, started: float, *, write_report: bool, as_json: bool) -> int:
+def _tell(
+    store: Store, outcome: Report, started: float, *, write_report: bool, as_json: bool, by: str = "accuracy"
+) -> int:
     """Print the results, write the report and set the exit code."""
     if as_json:
-        _print_json(store, outcome, time.monotonic() - started)
+        _print_json(store, outcome, time.monotonic() - started, by)
     else:
         if not outcome.stopped:
-            _print_results(store, outcome.experiment)
+            _print_results(store, outcome.experiment, by)
         for name, reason in outcome.failures.items():
             typer.echo(f"failed: {name}: {reason}", err=True)
     if outcome.stopped:
         typer.echo(f"Stopped; {outcome.stopped} runs are not finished. Go on with: {same_command()}", err=True)
         return INTERRUPTED
-    if write_report and (path := write_html(store, outcome.experiment, None)) and not as_json:
+    if write_report and (path := write_html(store, outcome.experiment, None, by=by)) and not as_json:
         typer.echo(f"Report: {path}")
     if not as_json:
         typer.echo(f"Results: {store.name} ({time.monotonic() - started:.0f} s)")
@@ -242,7 +256,7 @@ def same_command() -> str:
     return shlex.join(words)
 
 
-def _print_json(store: Store, outcome: Report, seconds: float) -> None:
+def _print_json(store: Store, outcome: Report, seconds: float, by: str) -> None:
     from fedpick.experiments.encoding import to_json
     from fedpick.report import analysis, tables
 
@@ -264,7 +278,7 @@ def _print_json(store: Store, outcome: Report, seconds: float) -> None:
         "stopped": outcome.stopped,
         "failures": outcome.failures,
         "seconds": round(seconds, 3),
-        "verdict": _verdict(store, results).sentences,
+        "verdict": _verdict(store, results, by=by).sentences,
         "tables": measured,
     }
     typer.echo(to_json(end, sort_keys=False))
@@ -277,11 +291,11 @@ def wide_console() -> Console:
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
 
 
-def _print_results(store: Store, experiment: Experiment) -> None:
+def _print_results(store: Store, experiment: Experiment, by: str) -> None:
     from fedpick.report import analysis, tables
 
     results = analysis.load_results(store, experiment)
-    _print_verdict(_verdict(store, results))
+    _print_verdict(_verdict(store, results, by=by))
     for table in tables.tables_of(results):
         wide_console().print(tables.to_rich(table))
 
@@ -354,6 +368,7 @@ def report(
         str | None,
         typer.Option(help="Also a table of groups of clients, by availability or cluster, which the figures then use."),
     ] = None,
+    by: ByOption = "accuracy",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The HTML file; default: beside the store.")
     ] = None,
@@ -368,6 +383,7 @@ def report(
     from fedpick.report import analysis, tables
 
     one_of(form, tables.FORMATS, "format")
+    one_of(by, _JUDGED_BY, "by")
     with closing(open_store(store)) as opened:
         if list_all:
             for each in opened.experiments():
@@ -384,7 +400,7 @@ def report(
 
             accounts = accounts_of(opened, results, groups)
             shown += [tables.group_table(results, accounts), tables.distance_table(results, accounts)]
-        verdict = _verdict(opened, results, against=against, window=window)
+        verdict = _verdict(opened, results, against=against, window=window, by=by)
         if form == "terminal":
             _print_verdict(verdict)
             for table in shown:
@@ -393,11 +409,12 @@ def report(
             if form == "markdown":
                 typer.echo("\n\n".join((f"**{verdict.headline}**", *verdict.details)) + "\n")
             typer.echo(tables.render(shown, form), nl=False)
-        if html and (path := write_html(opened, chosen, output, window=window, against=against, grouping=groups)):
+        options: dict[str, Any] = {"window": window, "against": against, "grouping": groups}
+        if html and (path := write_html(opened, chosen, output, by=by, **options)):
             typer.echo(f"Report: {path}", err=form != "terminal")
         if figures is not None:
             from fedpick.report import write_figures
 
             formats = names_list(figure_formats) or []
-            written = write_figures(opened, figures, formats, chosen, window=window, against=against, grouping=groups)
+            written = write_figures(opened, figures, formats, chosen, **options)
             typer.echo(f"Figures: {len(written)} files in {figures}", err=form != "terminal")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput, unknown_name
 from fedpick.experiments.store import Experiment, Run, Store
+from fedpick.sim.clock import Status
 
 __all__ = [
     "PARTS",
@@ -41,10 +42,13 @@ __all__ = [
     "rounds_to_loss",
     "rounds_to_target",
     "seconds_per_round",
+    "seconds_to_target",
     "selection_variance",
     "setting_of",
     "smoothed",
     "sweeps_of",
+    "thrown_away",
+    "virtual_seconds_per_round",
 ]
 
 RunMeasure = Callable[["RunResults"], float | None]
@@ -64,6 +68,8 @@ class RunResults:
     """(N,)"""
     wanted: int
     """Rounds that the experiment asks for."""
+    thrown_away: float | None = None
+    """Share of the clients' time that did not enter the model; None without a clock."""
 
     def __repr__(self) -> str:
         return f"RunResults({self.run.label!r}, seed={self.run.seed}, {len(self.rounds['round']):,} rounds)"
@@ -72,6 +78,11 @@ class RunResults:
     def complete(self) -> bool:
         """Whether it has all its rounds."""
         return len(self.rounds["round"]) >= self.wanted
+
+    @property
+    def clock(self) -> FloatArray:
+        """(T,) virtual seconds since the start of the run; NaN without a clock."""
+        return self.rounds.get("clock", np.full(len(self.rounds["round"]), np.nan))
 
     @property
     def evaluated(self) -> NDArray[np.intp]:
@@ -124,17 +135,34 @@ def load_results(store: Store, experiment: Experiment) -> Results:
     """Read an experiment. A run that another experiment continued is cut to this one's number of rounds."""
     grouped: dict[str, list[RunResults]] = {}
     for run in store.runs(experiment.id):
+        rounds = store.rounds(run.id, limit=experiment.rounds)
         results = RunResults(
             run=run,
-            rounds=store.rounds(run.id, limit=experiment.rounds),
+            rounds=rounds,
             counts=store.selection_counts(run.id, limit=experiment.rounds),
             wanted=experiment.rounds,
+            thrown_away=_thrown_away(store, run, experiment.rounds) if np.isfinite(rounds["clock"]).any() else None,
         )
         grouped.setdefault(run.label, []).append(results)
     policies = [
         PolicyResults(label=label, policy=runs[0].run.policy, runs=tuple(runs)) for label, runs in grouped.items()
     ]
     return Results(experiment=experiment, policies=tuple(policies))
+
+
+def _thrown_away(store: Store, run: Run, limit: int) -> float | None:
+    """Share of the time of all chosen clients that was spent for nothing: cancelled, late and not used, failed."""
+    spent = wasted = 0.0
+    kept = run.settings.get("waiting", {}).get("late", "drop") != "drop"
+    for _, (*parts, status) in store.arrays(run.id, "evaluation/times", limit):
+        seconds = np.sum(parts, axis=0)
+        answered = status == Status.ANSWERED
+        stopped = status == Status.CANCELLED
+        seconds[stopped] = np.minimum(seconds[stopped], seconds[answered].max(initial=0.0))
+        used = answered | ((status == Status.LATE) & kept)
+        spent += float(seconds.sum())
+        wasted += float(seconds[~used].sum())
+    return wasted / spent if spent > 0 else None
 
 
 @dataclass(frozen=True)
@@ -292,6 +320,24 @@ def models_to_target(results: RunResults, target: float, window: int = 1) -> flo
 def bytes_to_target(results: RunResults, target: float, window: int = 1) -> float | None:
     """Bytes sent, both ways, until the target was reached."""
     return _spent(results, target, ("bytes_down", "bytes_up"), window)
+
+
+def seconds_to_target(results: RunResults, target: float, window: int = 1) -> float | None:
+    """Seconds of virtual time until the target was reached; None: never, or there is no clock."""
+    position = _reached(results, target, window)
+    spent = math.nan if position is None else float(results.clock[position])
+    return spent if math.isfinite(spent) else None
+
+
+def virtual_seconds_per_round(results: RunResults) -> float | None:
+    """Mean length of a round on the virtual clock; None without one."""
+    clock = results.clock
+    return float(clock[-1] / len(clock)) if len(clock) and np.isfinite(clock[-1]) else None
+
+
+def thrown_away(results: RunResults) -> float | None:
+    """Share of the clients' time that did not enter the model; None without a clock."""
+    return results.thrown_away
 
 
 def final_accuracy(results: RunResults, window: int = 1) -> float | None:

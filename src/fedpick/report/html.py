@@ -52,19 +52,21 @@ def write_report(
     window: int = 1,
     against: str | None = None,
     grouping: str | None = None,
+    by: str = "accuracy",
 ) -> Path:
     """Write the report of one experiment (id, title or hash; None: the latest) and return its path.
 
     `window` adds columns to the tables for the mean over that many evaluations, `against` paired differences to the
     policy of that name. `grouping` of the clients: "availability" or "cluster"; None: the most telling one, if any.
+    `by`: "accuracy", or "time" to judge by virtual time and to draw lines over it.
     """
     target = refuse_directory(path)  # fail before the work
     with opened(store) as reader:
-        text = page_of(read_material(reader, experiment, grouping=grouping), window=window, against=against)
+        text = page_of(read_material(reader, experiment, grouping=grouping), window=window, against=against, by=by)
     return write_atomically(target, text)
 
 
-def page_of(material: Material, *, window: int = 1, against: str | None = None) -> str:
+def page_of(material: Material, *, window: int = 1, against: str | None = None, by: str = "accuracy") -> str:
     """The whole page as text."""
     results = material.results
     styles = styles_of([policy.label for policy in results.policies])
@@ -94,11 +96,11 @@ def page_of(material: Material, *, window: int = 1, against: str | None = None) 
         "lead": escape(_lead(material)),
         "contents": "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, title, _ in parts),
         "main": _notices(results)
-        + _verdict(verdict_of(results, material.accounts, against=against, window=window))
+        + _verdict(verdict_of(results, material.accounts, against=against, window=window, by=by))
         + _tiles(material, styles)
         + "".join(text for _, _, text in parts),
         "footer": _FOOTER.format(version=escape(fedpick.__version__)),
-        "data": _embedded(_content(sections, styles)),
+        "data": _embedded({**_content(sections, styles), "axis": "clock" if by == "time" else "round"}),
         "css": _asset("page.css"),
         "drawing": _asset("drawing.js"),
         "comparing": _asset("comparing.js"),
@@ -352,8 +354,8 @@ def _settings_card(material: Material) -> str:
                 f"({sizes.sum():,.0f} in all{f', {classes} classes' if (classes := federation.num_classes) else ''})",
             )
         )
-    pairs += [(name, _words(spec[name])) for name in ("task", "local", "server") if spec.get(name)]
-    pairs += [(name, _words(spec[name])) for name in ("availability", "faults", "simulator") if spec.get(name)]
+    sections = ("task", "local", "server", "availability", "faults", "devices", "waiting", "simulator")
+    pairs += [(name, _words(spec[name])) for name in sections if spec.get(name)]
     pairs += [
         ("rounds", f"{experiment.rounds:,}"),
         ("cohort size", "" if experiment.recorded else f"{run.get('budget') or 'all available clients'}"),

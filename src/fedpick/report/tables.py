@@ -14,6 +14,8 @@ from functools import partial
 from html import escape
 from typing import Any, ClassVar
 
+import numpy as np
+
 from fedpick.core.errors import InvalidInput
 from fedpick.experiments.tuning import Choice
 from fedpick.report import analysis
@@ -22,11 +24,13 @@ from fedpick.report.groups import GroupAccount
 from fedpick.theory.ca_fed import bias_bound_chi_square, bias_bound_total_variation
 
 __all__ = [
+    "CLOCK_TITLE",
     "FORMATS",
     "TIME_TITLE",
     "Column",
     "DifferenceColumn",
     "Table",
+    "clock_unit",
     "difference_columns",
     "difference_table",
     "distance_table",
@@ -42,6 +46,11 @@ __all__ = [
 ]
 
 NOT_REACHED = "N/A"
+CLOCK_TITLE = "Time on the clients' devices (virtual clock)"
+_CLOCK_NOTE = (
+    "Questions before a choice take time too. Work thrown away: share of the chosen clients' time whose update did not "
+    "enter the model."
+)
 TIME_TITLE = "Time waited for, per round (mean over the second half)"
 
 
@@ -165,6 +174,29 @@ def _cost_columns(results: Results) -> list[Column]:
     return columns
 
 
+def clock_unit(results: Results) -> tuple[str, float]:
+    """The unit in which times on the virtual clock are shown, and how many of it a second is."""
+    clocks = [run.clock for each in results.policies for run in each.runs]
+    longest = max((float(np.nanmax(clock)) for clock in clocks if np.isfinite(clock).any()), default=0.0)
+    return ("hours", 1 / 3600) if longest > 10 * 3600 else ("minutes", 1 / 60) if longest > 600 else ("seconds", 1.0)
+
+
+def _has_clock(results: Results) -> bool:
+    clocks = [run.clock for each in results.policies for run in each.runs]
+    return any(len(clock) > 0 and math.isfinite(clock[-1]) for clock in clocks)
+
+
+def _clock_columns(results: Results) -> list[Column]:
+    unit, scale = clock_unit(results)
+    columns = []
+    for target in results.experiment.targets:
+        reach = partial(analysis.seconds_to_target, target=target)
+        columns.append(Column(f"{unit} to {100 * target:g} %", reach, 2, scale, "low"))
+    columns.append(Column("seconds per round", analysis.virtual_seconds_per_round, 2))
+    columns.append(Column("work thrown away %", analysis.thrown_away, 1, 100.0))
+    return columns
+
+
 def _time_columns() -> list[Column]:
     return [Column(f"{part} ms", partial(analysis.seconds_per_round, part=part), 2, 1e3) for part in analysis.PARTS]
 
@@ -191,6 +223,7 @@ def tables_of(results: Results, window: int = 1) -> list[Table]:
     note = _with_missing(note if seeds > 1 else "One seed shows no differences: nothing is marked.", results)
     made = [
         _table(f"{results.experiment.title}: accuracy", _accuracy_columns(results, window), results.policies, note),
+        *([_table(CLOCK_TITLE, _clock_columns(results), results.policies, _CLOCK_NOTE)] if _has_clock(results) else []),
         _table("Cost and fairness", _cost_columns(results), results.policies),
         _table(TIME_TITLE, _time_columns(), results.policies),
     ]
@@ -209,6 +242,7 @@ def _measured(table: Table, results: Results) -> Table:
 def difference_columns(results: Results, window: int = 1) -> tuple[DifferenceColumn, ...]:
     """The measures in which policies are compared pair by pair."""
     wanted = [column for column in _accuracy_columns(results, window) if not column.heading.startswith("best")]
+    wanted += [column for column in _clock_columns(results) if column.best] if _has_clock(results) else []
     return tuple(DifferenceColumn(each.heading, each.measure, each.digits, each.scale, each.best) for each in wanted)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from fedpick.report import analysis
 from fedpick.report.analysis import Difference, PolicyResults, Quantity, Results, RunMeasure, RunResults
 from fedpick.report.groups import GroupAccount
+from fedpick.report.tables import clock_unit
 
 __all__ = ["Verdict", "verdict_of"]
 
@@ -66,11 +67,13 @@ def verdict_of(
     *,
     against: str | None = None,
     window: int = 1,
+    by: str = "accuracy",
 ) -> Verdict:
     """Judge the finished runs of an experiment.
 
     `accounts` are those of `groups.accounts_of`. `against` names the policy to compare with (default: uniform, or the
-    first one). The final accuracy is the mean of the last `window` evaluations.
+    first one). The final accuracy is the mean of the last `window` evaluations. `by` is "accuracy", or "time": then the
+    virtual time to the highest target that all finished runs reached decides, if there is one.
     """
     named = None if against is None else analysis.policy_named(results, against).label
     policies = [
@@ -80,7 +83,7 @@ def verdict_of(
     ]
     unfinished = len(results.incomplete)
     notes = [f"{_count(unfinished, 'run')} not finished: not counted here."] if unfinished else []
-    yardstick = _yardstick(policies, window)
+    yardstick = (_time_yardstick(policies, results) if by == "time" else None) or _yardstick(policies, window)
     if yardstick is None:
         return Verdict("No verdict yet: no run has finished with an evaluation.", tuple(notes))
     baseline = next(
@@ -106,6 +109,20 @@ def verdict_of(
             f"{len(others)} policies are compared with {baseline.label}; by chance, 1 in 20 such intervals excludes 0."
         )
     return replace(made, details=(*made.details, *notes))
+
+
+def _time_yardstick(policies: Sequence[PolicyResults], results: Results) -> _Yardstick | None:
+    """Virtual time to the highest target that all runs reached."""
+    unit, scale = clock_unit(results)
+    for target in sorted(results.experiment.targets, reverse=True):
+
+        def measure(run: RunResults, target: float = target) -> float | None:
+            seconds = analysis.seconds_to_target(run, target)
+            return None if seconds is None else seconds * scale
+
+        if all(measure(run) is not None for policy in policies for run in policy.runs):
+            return _Yardstick(f"{unit} to {100 * target:g} %", measure, -1)
+    return None
 
 
 def _yardstick(policies: Sequence[PolicyResults], window: int) -> _Yardstick | None:

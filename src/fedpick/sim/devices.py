@@ -34,7 +34,6 @@ from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 from scipy.special import ndtr, ndtri
-from scipy.stats import rankdata
 
 from fedpick.core.arrays import FloatArray, IntArray, read_only
 from fedpick.core.errors import DataError, InvalidInput, unknown_name
@@ -146,6 +145,8 @@ class Devices(ABC):
                 "correlated_with = 'availability' needs the true availability of the clients: pass "
                 "clients=trace.oracle(clients), or choose correlated_with = 'size'."
             )
+        from scipy.stats import rankdata  # takes half a second to import
+
         scores = ndtri((rankdata(followed) - 0.5) / len(followed))
         rho = float(self.correlation)
         mixed: FloatArray = rho * scores + np.sqrt(1 - rho**2) * speed

@@ -5,6 +5,7 @@ const fedpickDrawing = (() => {
   const AXES = {
     round: { title: "round", format: "~s", suffix: "" },
     bytes: { title: "bytes sent, both ways", format: "~s", suffix: "B" },
+    clock: { title: "time on the clients' devices", format: "~s", suffix: "s" },
   };
 
   function withAlpha(hex, alpha) {
@@ -161,8 +162,30 @@ const fedpickDrawing = (() => {
         barmode: "group", bargap: 0.24, bargroupgap: 0.08, hovermode: "closest",
         xaxis: axis(theme, { title: { text: "target accuracy" }, type: "category", showgrid: false }),
         yaxis: axis(theme, {
-          title: { text: plain(measure.name) }, rangemode: "tozero", tickformat: "~s", ticksuffix: measure.key === "bytes" ? "B" : "",
+          title: { text: plain(measure.name) }, rangemode: "tozero", tickformat: "~s", ticksuffix: { bytes: "B", clock: "s" }[measure.key] || "",
         }),
+      }),
+    };
+  }
+
+  /** Bars of what every client does in a round, the fastest at the bottom, and a line where the round ends. */
+  function round(data, state, theme) {
+    const view = data.views[state.view] || data.views[0];
+    const colour = theme.style(view.policy).colour;
+    const of = (wanted) => view.status.map((each) => (each === "in time" ? wanted : withAlpha(wanted, 0.3)));
+    const parts = [["receiving", "#8A97A3"], ["computing", colour], ["sending", "#17A398"]];
+    const rows = view.status.map((_, index) => index + 1);
+    return {
+      key: [...parts.map(([word, each]) => ({ word, colour: each })), { word: "pale: not waited for", colour: withAlpha(colour, 0.3) }],
+      traces: parts.map(([name, each]) => ({
+        type: "bar", orientation: "h", y: rows, x: view[name], name, marker: { color: of(each) },
+        customdata: view.status, hovertemplate: `${name} %{x:.3~g} s (%{customdata})<extra></extra>`,
+      })),
+      layout: baseLayout(theme, {
+        barmode: "stack", bargap: 0.15, hovermode: "closest",
+        shapes: [{ type: "line", yref: "paper", y0: 0, y1: 1, x0: view.end, x1: view.end, line: { color: theme.text, width: 1.6, dash: "dot" } }],
+        xaxis: axis(theme, { title: { text: `seconds after the request, round ${view.round}` }, rangemode: "tozero", zeroline: false }),
+        yaxis: axis(theme, { title: { text: "selected clients, by speed" }, showgrid: false, zeroline: false }),
       }),
     };
   }
@@ -370,5 +393,5 @@ const fedpickDrawing = (() => {
   }
 
   const tools = { axis, baseLayout, broken, plain };
-  return { lines, bars, clients, raster, labels, matrix, points, bounds, tools };
+  return { lines, bars, round, clients, raster, labels, matrix, points, bounds, tools };
 })();

@@ -5,7 +5,7 @@
   const root = document.documentElement;
   const content = JSON.parse(document.getElementById("fedpick-data").textContent);
   const hidden = new Set();
-  const shared = { axis: "round", spread: "band", smooth: "1" };
+  const shared = { axis: content.axis || "round", spread: "band", smooth: "1" };
   const charts = content.charts.map((chart) => ({ ...chart, state: Object.create(shared), plot: document.getElementById("plot-" + chart.key) }));
   // On a phone the buttons would cover the plot, and a finger scrolls the page instead of zooming.
   const narrow = window.matchMedia("(max-width: 640px)").matches;
@@ -123,7 +123,7 @@
     if (chart.kind === "raster" && data.views.some((view) => view.order)) {
       made.push(segment(key + "-order", "Order of clients", [["group", "by group"], ["number", "by number"]], "group", update("order")));
     }
-    if (["raster", "matrix", "points"].includes(chart.kind) && data.views.length > 1) {
+    if (["raster", "matrix", "points", "round"].includes(chart.kind) && data.views.length > 1) {
       const many = new Set(data.views.map((view) => view.policy)).size > 1;
       const options = data.views.map((view, index) => [index, `${many ? view.policy + ", " : ""}seed ${view.seed}`]);
       if (many) options.sort((one, other) => order(data.views[one[0]].policy) - order(data.views[other[0]].policy) || one[0] - other[0]);
@@ -145,8 +145,8 @@
       shared[key] = value;
       return Promise.all(withAxes.map((chart) => draw(chart, theme())));
     };
-    const names = { round: "by round", bytes: "by bytes" };
-    place.append(segment("axis", "Horizontal axis", withAxes[0].data.axes.map((axis) => [axis, names[axis]]), "round", update("axis")));
+    const names = { round: "by round", bytes: "by bytes", clock: "by time" };
+    place.append(segment("axis", "Horizontal axis", withAxes[0].data.axes.map((axis) => [axis, names[axis]]), shared.axis || "round", update("axis")));
     const several = withAxes.some((chart) => chart.data.measures.some((measure) => Object.values(measure.series).some((line) => line.each)));
     if (several) place.append(segment("spread", "Lines", [["band", "mean and spread"], ["each", "every seed"]], "band", update("spread")));
     const points = Math.max(...withAxes.flatMap((chart) => chart.data.measures.flatMap((measure) => Object.values(measure.series).map((line) => line.mean.length))));

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedpick.report.charts import choices, learned, training
+from fedpick.report.charts import choices, learned, one_round, training
 from fedpick.report.charts.chart import Section
 from fedpick.report.material import Material
 
@@ -13,6 +13,7 @@ def sections_of(material: Material, *, against: str | None = None, window: int =
     """Every section that has data, in order. `against`: the policy to compare the others with."""
     wanted = (
         ("results", "Results", training.charts(material, against, window)),
+        ("time", "One round", one_round.charts(material)),
         ("choices", "Who was chosen", choices.selection_charts(material)),
         ("groups", "Groups of clients", choices.group_charts(material)),
         ("weights", "Weights and labels", choices.weight_charts(material)),

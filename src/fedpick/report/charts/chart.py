@@ -31,7 +31,7 @@ class Chart:
     caption: str
     kind: str
     """The function that draws it: "lines", "bars", "clients", "raster", "labels", "matrix", "points", "bounds",
-    "groups", "forest" or "sweep"."""
+    "groups", "forest", "sweep" or "round"."""
     data: Mapping[str, Any]
     wide: bool = False
     """Takes the whole width of the page."""
@@ -177,11 +177,12 @@ def _line(
 
 
 def _steps(run: RunResults) -> dict[str, FloatArray]:
-    """The horizontal axes of a run: rounds from 1, bytes sent both ways."""
+    """The horizontal axes of a run: rounds from 1, bytes sent both ways, seconds of virtual time."""
     rounds = run.rounds
     return {
         "round": rounds["round"].astype(np.float64) + 1,
         "bytes": (rounds["bytes_down"] + rounds["bytes_up"]).astype(np.float64),
+        "clock": run.clock,
     }
 
 

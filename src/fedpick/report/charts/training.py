@@ -30,7 +30,8 @@ def charts(material: Material, against: str | None, window: int) -> list[Chart |
 
 def _axes(material: Material) -> tuple[str, ...]:
     counted = any(run.rounds["bytes_down"].any() for run in material.all_begun())
-    return ("round", "bytes") if counted else ("round",)
+    timed = all(np.isfinite(run.clock).all() for run in material.all_begun())
+    return ("round", *(("bytes",) if counted else ()), *(("clock",) if timed else ()))
 
 
 def _accuracy(material: Material) -> Chart | None:
@@ -67,11 +68,14 @@ def _targets(material: Material) -> Chart | None:
     if not results.experiment.targets or not material.histories:
         return None
     measures = []
-    for key, name, measure in (
+    costs_of: list[tuple[str, str, Any]] = [
         ("rounds", "rounds", analysis.rounds_to_target),
         ("models", "models sent", analysis.models_to_target),
         ("bytes", "bytes sent", analysis.bytes_to_target),
-    ):
+    ]
+    if "clock" in _axes(material):
+        costs_of.append(("clock", "seconds on the clients' devices", analysis.seconds_to_target))
+    for key, name, measure in costs_of:
         series = {}
         for policy in results.policies:
             costs = [

@@ -36,8 +36,8 @@ Figures = Iterator[tuple[str, "Figure"]]
 """(file name without suffix, figure)."""
 
 LINE_STYLES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
-_AXES = {"round": "round", "bytes": "megabytes sent, both ways"}
-_SCALES = {"round": 1.0, "bytes": 1e-6}
+_AXES = {"round": "round", "bytes": "megabytes sent, both ways", "clock": "minutes on the clients' devices"}
+_SCALES = {"round": 1.0, "bytes": 1e-6, "clock": 1 / 60}
 _INK, _GREY = "#333333", "#767676"
 _LESS, _MIDDLE, _MORE = "#1667A8", "#F7F7F5", "#C9590B"
 _ABSENT, _PRESENT, _FAILED, _EXCLUDED, _SHUT_OUT = "#F3F4F5", "#C9D3DC", "#17212B", "#A8103A", "#F4D3DC"
@@ -213,7 +213,7 @@ def _bar_figures(chart: Chart, styles: Styles) -> Figures:
     targets = chart.data["targets"]
     for measure in chart.data["measures"]:
         figure, (axes,) = _blank()
-        scale = 1e-6 if measure["key"] == "bytes" else 1.0
+        scale = {"bytes": 1e-6, "clock": 1 / 60}.get(measure["key"], 1.0)
         width = 0.8 / max(len(measure["series"]), 1)
         for place, (label, cells) in enumerate(measure["series"].items()):
             across = [index - 0.4 + width * (place + 0.5) for index in range(len(targets))]
@@ -226,7 +226,8 @@ def _bar_figures(chart: Chart, styles: Styles) -> Figures:
                     axes.errorbar(at, height, cell["sd"] * scale, color=_INK, linewidth=0.8, capsize=1.5)
         axes.set_xticks(range(len(targets)), targets)
         axes.grid(axis="x", visible=False)
-        unit = "megabytes sent" if measure["key"] == "bytes" else measure["name"]
+        units = {"bytes": "megabytes sent", "clock": _AXES["clock"]}
+        unit = units.get(measure["key"], measure["name"])
         axes.set(xlabel="target accuracy", ylabel=unit, ylim=(0, None))
         figure.legend(loc="outside upper center", ncols=4)
         yield f"{measure['key']}-to-target", figure
@@ -444,6 +445,21 @@ def _draw_points(figure: Figure, axes: Axes, data: Mapping[str, Any], view: Mapp
         figure.colorbar(shown, ax=axes, label="label a client has most of")
 
 
+def _draw_round(figure: Figure, axes: Axes, data: Mapping[str, Any], view: Mapping[str, Any], colour: str) -> None:
+    """What every client does in one round, and when the round ends."""
+    in_time = np.array(view["status"]) == "in time"
+    rows, left = np.arange(1, len(in_time) + 1), np.zeros(len(in_time))
+    for name, each in (("receiving", "#8A97A3"), ("computing", colour), ("sending", "#17A398")):
+        spent = _floats(view[name])
+        axes.barh(rows[in_time], spent[in_time], 0.85, left[in_time], color=each, label=name)
+        axes.barh(rows[~in_time], spent[~in_time], 0.85, left[~in_time], color=each, alpha=0.3)
+        left += spent
+    axes.axvline(view["end"], color=_INK, linewidth=1.0, linestyle=":")
+    axes.legend(loc="lower right")
+    axes.set(xlabel=f"seconds after the request, round {view['round']}", ylabel="selected clients, by speed")
+    axes.grid(axis="y", visible=False)
+
+
 _FIGURES: dict[str, Callable[[Chart, Styles], Figures]] = {
     "lines": _line_figures,
     "bounds": _bounds_figures,
@@ -456,4 +472,5 @@ _FIGURES: dict[str, Callable[[Chart, Styles], Figures]] = {
     "labels": _view_figures(_draw_labels, 7.0, 2.2),
     "matrix": _view_figures(_draw_matrix, 3.5, 3.1),
     "points": _view_figures(_draw_points, 3.5, 3.1),
+    "round": _view_figures(_draw_round, 3.5, 3.5),
 }
