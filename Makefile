@@ -41,8 +41,8 @@ check: setup ## lint and types only
 test-slow: setup ## the tests that take minutes
 	$(BIN)/pytest -m slow
 
-test-deployment: setup ## a real Flower federation on loopback, with clients and servers that die (13 minutes)
-	$(BIN)/pytest -m slow tests/flower/test_deployment.py
+test-deployment: setup ## real federations (Flower, both APIs; NVFlare) with clients and servers that die (20 minutes)
+	$(BIN)/pytest -m slow tests/flower/test_deployment.py tests/test_nvflare.py
 
 docs: setup ## build the documentation in build/site; tutorials run; a broken link or an undocumented name fails
 	$(BIN)/sphinx-build --quiet --jobs $(WORKERS) --fail-on-warning --keep-going -d build/doctrees docs build/site

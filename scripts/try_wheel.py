@@ -29,7 +29,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ["sim", "report", "none", "cli", "private", "postgres"]
-HEAVY = ["flower", "ray", "flower-simulation"]
+HEAVY = ["flower", "nvflare", "ray", "flower-simulation"]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
@@ -84,6 +84,7 @@ def try_none(environment: Environment, store: Path) -> None:
     environment.python(blocks[0])
     environment.fedpick("list", "policies", code=1, says="pip install 'fedpick[cli]'")
     environment.misses("flower", "import fedpick.flower")
+    environment.misses("nvflare", "import fedpick.nvflare")
     environment.misses("private", "from fedpick import private; private.scalar_products([[1.0, 2.0], [3.0, 4.0]])")
     environment.misses("sim", "from fedpick.experiments.store import Store")
     environment.misses("sim", "from fedpick import data; data.load('digits')")
@@ -163,6 +164,19 @@ def try_flower(environment: Environment, store: Path) -> None:
     )
 
 
+def try_nvflare(environment: Environment, store: Path) -> None:
+    """A controller in a job's configuration."""
+    environment.python(
+        "from pathlib import Path\nfrom fedpick.nvflare import PolicyController\n"
+        "from nvflare.job_config.api import FedJob\n"
+        "job = FedJob(name='job')\n"
+        "job.to_server(PolicyController(policy='pow-d', policy_options={'num_candidates': 4}, budget=2))\n"
+        "job.export_job('jobs')\n"
+        "print(next(Path('jobs').rglob('config_fed_server.json')).read_text())",
+        says='"num_candidates": 4',
+    )
+
+
 def try_flower_simulation(environment: Environment, store: Path) -> None:
     """Flower's simulation engine finds Ray."""
     environment.python("import ray, flwr.simulation\nfrom fedpick.flower import with_policy")
@@ -187,6 +201,7 @@ TRIALS: dict[str, Callable[[Environment, Path], None]] = {
     "postgres": try_postgres,
     "flower": try_flower,
     "flower-simulation": try_flower_simulation,
+    "nvflare": try_nvflare,
     "ray": try_ray,
 }
 

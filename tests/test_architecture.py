@@ -29,13 +29,14 @@ MAY_IMPORT = {
     "advice": {"core", "availability", "data", "policies", "sim", "experiments", "report"},
     "adapter": {"core"},
     "flower": {"core", "policies", "adapter"},
+    "nvflare": {"core", "adapter"},
     "__main__": {"cli"},
     "cli": {
         *("core", "availability", "data", "policies", "sim", "experiments", "report", "testing", "flower"),
         *("theory", "private", "advice"),
     },
 }
-HEAVY = {"jax", "flwr", "pandas", "matplotlib", "plotly", "sqlalchemy", "ray", "torch", "sklearn"}
+HEAVY = {"jax", "flwr", "nvflare", "pandas", "matplotlib", "plotly", "sqlalchemy", "ray", "torch", "sklearn"}
 LIGHT_PARTS = {"core", "policies", "availability", "testing", "adapter"}
 
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")

@@ -31,8 +31,8 @@ def free_port() -> int:
 class Loopback:
     """SuperLink and SuperNodes as child processes; leaving the context ends every one of them by its own id."""
 
-    def __init__(self, folder: Path, num_partitions: int) -> None:
-        self.folder, self.num_partitions = folder, num_partitions
+    def __init__(self, folder: Path, num_partitions: int, app: Path = APP) -> None:
+        self.folder, self.num_partitions, self.app = folder, num_partitions, app
         self.port = free_port()
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
         self.runs: list[subprocess.Popen[bytes]] = []
@@ -124,7 +124,7 @@ class Loopback:
 
     def run(self, **config: object) -> subprocess.Popen[bytes]:
         """Start a run of the app; the process ends with the run."""
-        run = self._start("run", "flwr", "run", str(APP), "loopback", "--stream", "-c", _as_config(config))
+        run = self._start("run", "flwr", "run", str(self.app), "loopback", "--stream", "-c", _as_config(config))
         self.runs.append(run)
         return run
 

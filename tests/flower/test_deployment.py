@@ -201,6 +201,102 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
         assert fedpick.Session.load(state).round == interrupted
 
 
+def test_a_quorum_ends_the_round_without_the_slow_node(tmp_path):
+    """A cohort of 5 of 8 nodes, one of which takes ten minutes: the round ends after 4 answers."""
+    output, slow_seconds = tmp_path / "run.json", 600.0
+    clients = fedpick.Clients(num_examples=np.ones(8))
+    cohort = fedpick.Session(fedpick.policies.get("uniform"), clients, 7).ask(budget=5).clients
+    slow = int(cohort[2])
+    with Loopback(tmp_path, num_partitions=8) as federation:
+        for partition in range(8):
+            federation.join(partition)
+        run = federation.run(
+            policy="uniform",
+            dataset="synthetic",
+            num_partitions=8,
+            budget=5,
+            quorum=0.8,
+            num_server_rounds=2,
+            min_clients=8,
+            wait=400.0,
+            probe_timeout=200.0,
+            train_timeout=1000.0,
+            slow_seconds=slow_seconds,
+            slow_partition=slow,
+            output=str(output),
+        )
+        wait_for_rounds(output, 2, run, 500)
+        run.wait(120)
+    first, second = progress(output)["rounds"]
+    print(f"\nslow: partition:{slow}\n{summary([first, second])}")
+    assert first["cohort"] == [f"partition:{k}" for k in cohort] and len(first["completed"]) == 4
+    assert first["late"] == first["failed"] == [f"partition:{slow}"]
+    assert first["seconds"] < slow_seconds and first["steps"][-1]["answered"] == 4
+    assert f"partition:{slow}" not in second["available"]  # it is busy
+    assert len(second["completed"]) >= 4
+
+
+def test_fedgs_goes_on_when_a_member_of_its_cohort_is_killed(tmp_path):
+    output, marks = tmp_path / "run.json", tmp_path / "marks"
+    marks.mkdir()
+    with Loopback(tmp_path, num_partitions=5) as federation:
+        for partition in range(5):
+            federation.join(partition)
+        run = federation.run(
+            policy="fedgs",
+            policy_parameters="similarity=updates",
+            dataset="synthetic",
+            num_partitions=5,
+            budget=3,
+            num_server_rounds=4,
+            min_clients=5,
+            wait=400.0,
+            train_timeout=60.0,
+            probe_timeout=60.0,
+            marks=str(marks),
+            slow_seconds=TRAINING_SECONDS,
+            output=str(output),
+        )
+        killed_in, victim = wait_until(lambda: in_training(output, marks, 2), run, 600, "somebody trains", every=0.1)
+        federation.kill(victim)
+        wait_for_rounds(output, 4, run, 600)
+        run.wait(120)
+    rounds, dead = progress(output)["rounds"], f"partition:{victim}"
+    print(f"\nfedgs: killed {dead} in round {killed_in}\n{summary(rounds)}")
+    assert [report["round"] for report in rounds] == [1, 2, 3, 4]
+    assert dead in rounds[killed_in - 1]["failed"] and all(report["completed"] for report in rounds)
+
+
+def test_the_older_api_goes_on_when_a_member_of_the_cohort_is_killed(tmp_path):
+    """An app with the structure of Flower's baselines, under `flwr run`."""
+    output, marks, state = tmp_path / "run.json", tmp_path / "marks", tmp_path / "policy"
+    marks.mkdir()
+    with Loopback(tmp_path, num_partitions=4, app=Path(__file__).parent / "legacyapp") as federation:
+        for partition in range(4):
+            federation.join(partition)
+        run = federation.run(
+            num_server_rounds=5,
+            train_timeout=TRAIN_TIMEOUT,
+            seconds=TRAINING_SECONDS,
+            output=str(output),
+            marks=str(marks),
+            state=str(state),
+        )
+        killed_in, victim = wait_until(lambda: in_training(output, marks, 2), run, 600, "somebody trains", every=0.1)
+        federation.kill(victim)
+        wait_until(lambda: len(progress(output)["rounds"]) >= 5 or None, run, 900, "5 rounds")
+        run.wait(120)
+    rounds, dead = progress(output)["rounds"], f"partition:{victim}"
+    print(f"\nthe older API: killed {dead} in round {killed_in}\n{summary(rounds)}")
+    assert [report["round"] for report in rounds] == [1, 2, 3, 4, 5]
+    assert rounds[0]["cohort"] and {"evaluate", "train"} == {step["kind"] for step in rounds[0]["steps"]}
+    cut = rounds[killed_in - 1]
+    assert dead in cut["failed"] and cut["completed"]
+    assert all(dead not in report["completed"] for report in rounds[killed_in:])
+    assert "Own aggregates" in (tmp_path / "run.log").read_text()
+    assert fedpick.Session.load(state).round == 5
+
+
 def simulate(tmp_path: Path, name: str) -> list[list[str]]:
     """One run on Flower's simulation engine, which starts a local SuperLink that would stay."""
     home = tmp_path / "flwr"

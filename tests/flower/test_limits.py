@@ -172,9 +172,21 @@ def test_every_round_is_recorded_with_its_weights_failures_and_evaluation():
     assert first.weights[first.outcome.completed].sum() == pytest.approx(1) and not first.outcome.completed.all()
     assert not first.weights[~first.outcome.completed].any()
     assert np.isfinite(first.outcome.train_loss[first.outcome.completed]).all()
+    assert first.outcome.cancelled.sum() == 1 and not first.outcome.late.any()
+    assert (first.outcome.duration[first.outcome.cancelled] > 0).all()
     assert first.available.sum() == 4 and second.available.sum() == 3  # the slow one is busy
     assert first.counters.scalars_up == 4 and first.counters.updates_up == 2 and first.counters.models_down == 7
     assert second.counters.bytes_down > first.counters.bytes_down > 0
+
+
+def test_a_client_that_misses_the_deadline_is_late_and_not_cancelled():
+    grid, record = federation(4), Recorded()
+    slow_in_training(grid, 1)
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM, train_timeout=0.5, record=record)
+    start(strategy, grid, rounds=1)
+    (round,) = record.rounds
+    assert round.outcome.late.sum() == 1 and not round.outcome.cancelled.any()
+    assert round.outcome.late.tolist() == (~round.outcome.completed).tolist()
 
 
 def test_a_run_that_fails_is_recorded_as_failed():

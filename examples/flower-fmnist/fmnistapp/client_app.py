@@ -64,7 +64,8 @@ def train(message: Message, context: Context) -> Message:
 def local_training(message: Message, context: Context) -> Message:
     x, y = local_data(context)
     settings = context.run_config
-    time.sleep(float(settings["slow-seconds"]))
+    if int(settings["slow-partition"]) in (-1, int(context.node_config["partition-id"])):
+        time.sleep(float(settings["slow-seconds"]))
     round_seed = [
         int(settings["seed"]),
         int(message.content["config"]["server-round"]),

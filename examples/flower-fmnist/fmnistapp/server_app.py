@@ -36,6 +36,8 @@ def main(grid: Grid, context: Context) -> None:
         wait=float(settings["wait"]),
         probe_timeout=float(settings["probe-timeout"]),
         train_timeout=float(settings["train-timeout"]),
+        quorum=float(settings["quorum"]),
+        overcommit=float(settings["overcommit"]),
         progress=record.note_round,
     )
 

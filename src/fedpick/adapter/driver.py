@@ -292,9 +292,15 @@ class Driver:
             reports: of `reports`.
         """
         assert self.session is not None
-        late = np.zeros(len(completed), dtype=bool) if late is None else late
+        missed = np.zeros(len(completed), dtype=bool) if late is None else late
+        if missed.any():
+            waited = time.monotonic() - self._asked_at
+            reports["duration"] = np.where(missed, waited, reports.get("duration", np.nan))
+        # A client is cancelled when enough others have answered; otherwise the deadline has passed, and it is late.
+        cancelled = missed & (answered >= self.enough)
         index, chosen = self.session.round, selection.clients
-        outcome = Outcome(index=index, clients=chosen, completed=completed, late=late, **reports)
+        reports |= {"late": missed & ~cancelled, "cancelled": cancelled}
+        outcome = Outcome(index=index, clients=chosen, completed=completed, **reports)
         self.session.tell(outcome)
         self.selection = None
         self.roster.note_selected(selection.clients, outcome.index)
@@ -313,7 +319,7 @@ class Driver:
             )
         else:
             self._save()
-        self.progress.finish(completed.tolist(), late.tolist())
+        self.progress.finish(completed.tolist(), missed.tolist())
 
     def _save(self) -> None:
         if self.settings.path is not None and self.session is not None:
