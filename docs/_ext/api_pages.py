@@ -24,6 +24,7 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.logging import getLogger
 
 import fedpick
+from fedpick.core.errors import MissingDependency
 
 LOG = getLogger(__name__)
 
@@ -37,6 +38,7 @@ DEEPER: dict[str, tuple[str, ...]] = {
     "fedpick.experiments.runner": ("Report", "run"),
     "fedpick.experiments.spec": ("load_spec",),
     "fedpick.experiments.store": ("Store", "open_store"),
+    "fedpick.flower.legacy": ("with_policy",),
     "fedpick.report.analysis": ("load_results",),
     "fedpick.report.tables": ("tables_of", "to_markdown"),
     "fedpick.sim.tasks": ("describe", "get", "names"),
@@ -53,7 +55,11 @@ def public_names() -> dict[str, tuple[str, ...]]:
     modules = {"fedpick": tuple(fedpick.__all__)}
     for found in pkgutil.iter_modules(fedpick.__path__, "fedpick."):
         if found.name.rpartition(".")[2] not in INTERNAL and not found.name.endswith("__main__"):
-            names = getattr(importlib.import_module(found.name), "__all__", ())
+            try:
+                names = getattr(importlib.import_module(found.name), "__all__", ())
+            except MissingDependency as error:
+                LOG.info("%s is left out: %s", found.name, error)
+                continue
             if names:
                 modules[found.name] = tuple(names)
     for name, names in DEEPER.items():
