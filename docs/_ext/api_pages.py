@@ -1,7 +1,8 @@
 """The API reference: one Markdown page per public module, written from docstrings when a build starts.
 
 Public is what `__all__` names in fedpick and in the packages directly below it, and what `DEEPER` adds: the names that
-the guides import from other modules. A public name without a docstring, or a field without a sentence, is an error.
+the guides import from other modules. A public name, method or property without a docstring is an error; a field of a
+record has its sentence below it, or in the docstring of its class.
 
 Docstrings are Markdown here, not reStructuredText: no docstring can break the build by its punctuation.
 """
@@ -85,7 +86,8 @@ class Pages:
     def _member(self, module: ModuleType, name: str) -> str:
         value = getattr(module, name)
         if inspect.ismodule(value):
-            return f"The module [`{value.__name__}`]({value.__name__}.md)."
+            page = f"[`{value.__name__}`]({value.__name__}.md)" if value.__name__ in DEEPER else f"`{value.__name__}`"
+            return f"The module {page}."
         if inspect.isclass(value):
             return self._class(value, name)
         if inspect.isroutine(value):
@@ -103,14 +105,10 @@ class Pages:
             for (owner, attribute), lines in ModuleAnalyzer.for_module(found.__module__).find_attr_docs().items()
             if owner == found.__qualname__
         }
-        described = set(re.findall(r"\w+", text))
-        for attribute in _attributes(found):
-            if attribute in comments:
-                body.append(_directive("attribute", attribute, comments[attribute], 4))
-            elif attribute not in described:
-                self.missing.append(f"{place}.{attribute}")
+        attributes = list(_attributes(found))
+        body += [_directive("attribute", name, comments[name], 4) for name in attributes if name in comments]
         for attribute, value in vars(found).items():
-            if attribute.startswith("_"):
+            if attribute.startswith("_") or attribute in attributes:
                 continue
             if isinstance(value, property):
                 sentence = self._required(inspect.getdoc(value), f"{place}.{attribute}")
