@@ -91,7 +91,7 @@ def table() -> str:
 
 def policy_map() -> str:
     """Return the map as SVG: policies by what the user has (rows) and fears (columns)."""
-    known, left, chip, line = pages(), 150, 122, 27
+    known, left, chip, line = pages(), 140, 113, 27
     cells: dict[tuple[str, str], list[str]] = {}
     for name in registry.BUILT_IN:
         fear = next((fear for fear, members in FEAR.items() if name in members), list(FEAR)[-1])
