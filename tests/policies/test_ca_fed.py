@@ -65,6 +65,22 @@ def test_the_passes_equal_the_reference_on_a_thousand_problems():
     assert stopped > 300
 
 
+def test_with_the_factor_4_hardly_more_than_a_seventh_of_the_importance_is_excluded():
+    """docs/policies/ca-fed.md proves the bound; without the factor (kappa2 = 0.25) there is none."""
+    rng = np.random.default_rng(5)
+    most = {1.0: 0.0, 0.25: 0.0}
+    for _ in range(300):
+        alpha, count = rng.random(60) + 0.1, 60
+        problem = {"importance": alpha / alpha.sum(), "gap": rng.choice([0.0, 1.0], count, p=[0.6, 0.4])}
+        correlation, pi = rng.uniform(-1, 1, count), rng.uniform(0.05, 1, count)
+        for kappa2 in most:
+            kept = included_clients(**problem, correlation=correlation, availability=pi, kappa2=kappa2, tau=0.0)
+            excess = problem["importance"][~kept].sum() - problem["importance"].max()
+            most[kappa2] = max(most[kappa2], float(excess))
+    assert 0.09 < most[1.0] <= (1 - np.sqrt(0.5)) / 2
+    assert most[0.25] > 0.3
+
+
 def test_three_clients_by_hand():
     # alpha = 1/3 each, gaps 3, 0, 0, so Gamma' = 3; 4 kappa2 = 1. With all clients the proxy is 1.
     # Without client 0 it is 0 + (1/3)^2 * 3 = 1/3: a fall of 2/3. Without client 1 it would be 3/2 + 1/3.
