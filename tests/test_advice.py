@@ -15,7 +15,9 @@ from fedpick.core.errors import DataError, FedpickError, InvalidInput
 pytest.importorskip("jax", reason="the simulator is not installed: pip install 'fedpick[sim]'")
 
 from fedpick import advice
+from fedpick.data.client_table import read_clients
 from fedpick.experiments.runner import run
+from fedpick.experiments.settings import build_settings
 from fedpick.experiments.spec import load_specs
 from fedpick.experiments.store import Store, open_store
 from fedpick.report.analysis import PolicyResults, Results, load_results
@@ -93,6 +95,48 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(folder, options, files
     before = sorted(folder.rglob("*"))
     with pytest.raises(FedpickError) as refusal:
         small(**options)
+    assert sentence in str(refusal.value)
+    assert sorted(folder.rglob("*")) == before
+
+
+DEVICES = (
+    "id,seconds_per_example,download,upload\neast,0.01,1e6,1e6\nwest,0.02,1e6,1e6\nnorth,0.03,1e6,1e6\n"
+    "south,9,1e6,1e6\n"
+)
+
+
+def test_with_speeds_policies_are_compared_after_the_same_time(folder):
+    (folder / "devices.csv").write_text(DEVICES)
+    given = small(devices="devices.csv", policies=["tifl"])
+    assert "accuracy after" in given.verdict.headline and "of your devices' time" in str(given)
+    (spec,) = load_specs(given.spec)
+    assert spec.hash == given.experiment.hash
+    fleet = build_settings(spec.settings_of(spec.policies[0], 0)).devices.fleet(
+        fedpick.Clients(num_examples=[1] * 4), 0
+    )
+    assert fleet.seconds_per_example.tolist() == [0.03, 9, 0.01, 0.02]  # in the order of the table
+    with closing(open_store()) as store:
+        results = load_results(store, given.experiment)
+    ends = [each.rounds["clock"][-1] for policy in results.policies for each in policy.runs]
+    assert advice._common_time(results) == min(ends)
+    assert advice.short_list(read_clients("clinics.csv"), devices=True)[-2:] == ("oort", "tifl")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (DEVICES.replace("west", "wset"), "devices.csv:3: there is no client 'wset'"),
+        (DEVICES.replace("west", "east"), "devices.csv:3: the client 'east' occurs twice"),
+        (DEVICES.replace("west,0.02,1e6,1e6\n", ""), "the client 'west' has no device"),
+        (DEVICES.replace("0.02", "fast"), "devices.csv:3: speeds and links must be numbers above 0"),
+        (DEVICES.replace("id,", "who,"), "It lacks 'id'"),
+    ],
+)
+def test_bad_devices_are_one_sentence_and_nothing_is_written(folder, text, sentence):
+    (folder / "devices.csv").write_text(text)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(FedpickError) as refusal:
+        small(devices="devices.csv")
     assert sentence in str(refusal.value)
     assert sorted(folder.rglob("*")) == before
 

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedpick.core import registry
 from fedpick.core.errors import InvalidInput, TrainingFailed
 from fedpick.core.policy import Signal
@@ -36,6 +38,7 @@ from fedpick.experiments.toml import toml_text
 from fedpick.report import analysis
 from fedpick.report.analysis import PolicyResults, Results
 from fedpick.report.groups import accounts_of
+from fedpick.report.tables import clock_unit
 from fedpick.report.verdict import Verdict, verdict_of
 
 __all__ = ["Advice", "Unfinished", "advise", "short_list"]
@@ -96,13 +99,15 @@ class Advice:
         return "\n".join([*parts, "", f"Run again: fedpick run {shlex.quote(str(self.spec))}"])
 
 
-def short_list(table: ClientTable, *, availability: bool = False) -> tuple[str, ...]:
+def short_list(table: ClientTable, *, availability: bool = False, devices: bool = False) -> tuple[str, ...]:
     """The policies to compare: one of each idea that can use what is known of these clients."""
     names = ["uniform", "herd", "pow-d", "fedcor"]
     if table.histogram is not None:
         names += ["fedgs", "fedcbs"]
     if availability:
         names += ["fedau", "f3ast"]
+    if devices:
+        names += ["oort", "tifl"]
     return tuple(names)
 
 
@@ -112,6 +117,7 @@ def advise(
     budget: int,
     availability: str | Path | None = None,
     round_seconds: float = 600.0,
+    devices: str | Path | None = None,
     data: str = "digits",
     policies: Sequence[str] | None = None,
     rounds: int = _ROUNDS,
@@ -131,6 +137,8 @@ def advise(
         budget: clients per round.
         availability: a log of when each client is available, with their ids; None: always.
         round_seconds: the length of a round in that log.
+        devices: the speeds of the clients, a CSV with `id`, `seconds_per_example`, `download` and `upload`. Policies
+            are then compared after the same time instead of the same number of rounds.
         data: the data set that stands in for the clients' own; see `fedpick list datasets`.
         policies: those to compare; None: a short list. `uniform` is always one of them.
         rounds: rounds per run.
@@ -150,9 +158,14 @@ def advise(
     whole("advise", "budget", 1, value=budget)
     file = Path(clients)
     target = refuse_directory(Path(output) if output is not None else file.with_name(f"{file.stem}-advice.toml"))
-    first = _first_spec(
-        clients, budget, availability, round_seconds, data, policies, rounds, {} if changes is None else changes
-    )
+    table = read_clients(clients)
+    own = _own_settings(table, str(clients), budget, rounds, availability, round_seconds, devices)
+    names = list(policies or short_list(table, availability=availability is not None, devices=devices is not None))
+    if "uniform" not in names:
+        names.insert(0, "uniform")  # what the others are compared with
+    for section, values in (changes or {}).items():
+        own[section] = {**own.get(section, {}), **values}
+    first = presets.comparison(dataset=data, policies=names, partition="table", changes=own)
     refuse_early([first.settings_of(policy, 0) for policy in first.policies])  # before anything is written
     looks: list[Spec] = []
     dropped: list[str] = []
@@ -171,48 +184,48 @@ def advise(
                 break
             dropped += _drop_sentences(worse, count)
             spec = replace(spec, policies=tuple(each for each in spec.policies if each.label not in worse))
-        verdict = verdict_of(results, accounts_of(opened, results), window=WINDOW)
+        seconds = _common_time(results)
+        verdict = verdict_of(results, accounts_of(opened, results), window=WINDOW, seconds=seconds)
         write_atomically(target, _spec_text(looks))
         chosen = next((each.name for each in first.policies if each.label == verdict.choice), None)
         return Advice(
             policy=chosen,
             verdict=verdict,
             dropped=tuple(dropped),
-            unknown=_unknown(first, read_clients(clients), availability is not None),
+            unknown=_unknown(
+                first, table, availability is not None, None if seconds is None else _words(results, seconds)
+            ),
             flower=None if chosen is None else _flower_lines(chosen, budget),
             spec=target,
             experiment=report.experiment,
         )
 
 
-def _first_spec(
-    clients: str | Path,
+def _own_settings(
+    table: ClientTable,
+    path: str,
     budget: int,
+    rounds: int,
     availability: str | Path | None,
     round_seconds: float,
-    data: str,
-    policies: Sequence[str] | None,
-    rounds: int,
-    changes: Mapping[str, Mapping[str, Any]],
-) -> Spec:
-    table = read_clients(clients)
+    devices: str | Path | None,
+) -> dict[str, dict[str, Any]]:
+    """What the user's files say, as sections of a spec."""
     if budget > len(table):
-        raise InvalidInput(f"A budget of {budget} is more than the {len(table)} clients of {clients}.")
-    names = list(policies or short_list(table, availability=availability is not None))
-    if "uniform" not in names:
-        names.insert(0, "uniform")  # what the others are compared with
-    own: dict[str, dict[str, Any]] = {
-        "partition": {"path": str(clients), "holdout": 0.0},
+        raise InvalidInput(f"A budget of {budget} is more than the {len(table)} clients of {path}.")
+    sections: dict[str, dict[str, Any]] = {
+        "partition": {"path": path, "holdout": 0.0},
         "local": dict(_LOCAL),
         "simulator": {"losses_on": "train"},
         "run": {"rounds": rounds, "budget": budget, "seeds": LOOKS[0]},
     }
+    ids = list(table.ids)
     if availability is not None:
-        log = {"name": "trace", "path": str(availability), "round_seconds": round_seconds, "ids": list(table.ids)}
-        own["availability"] = log
-    for section, values in changes.items():
-        own[section] = {**own.get(section, {}), **values}
-    return presets.comparison(dataset=data, policies=names, partition="table", changes=own)
+        log = {"name": "trace", "path": str(availability), "round_seconds": round_seconds, "ids": ids}
+        sections["availability"] = log
+    if devices is not None:
+        sections["devices"] = {"name": "csv", "path": str(devices), "ids": ids}
+    return sections
 
 
 def _title(file: Path, seeds: int) -> str:
@@ -224,7 +237,12 @@ def _judge(results: Results) -> tuple[dict[str, float], bool]:
 
     `uniform` is never among the worse ones: the others are compared with it.
     """
-    measure = partial(analysis.final_accuracy, window=WINDOW)
+    seconds = _common_time(results)
+    measure = (
+        partial(analysis.final_accuracy, window=WINDOW)
+        if seconds is None
+        else partial(analysis.accuracy_at, seconds=seconds, window=WINDOW)
+    )
 
     def mean(policy: PolicyResults) -> float:
         return analysis.over_seeds(policy, measure).mean or 0.0
@@ -243,6 +261,17 @@ def _judge(results: Results) -> tuple[dict[str, float], bool]:
         if policy.policy != "uniform" and surely is not None and surely[1] < 0 and mean_gap <= -_EQUAL:
             worse[policy.label] = 100 * mean_gap
     return worse, clear
+
+
+def _common_time(results: Results) -> float | None:
+    """The virtual time, in seconds, up to which every run came; None without devices."""
+    ends = [each.rounds["clock"][-1] for policy in results.policies for each in policy.runs if "clock" in each.rounds]
+    return float(min(ends)) if ends and np.isfinite(ends).all() else None
+
+
+def _words(results: Results, seconds: float) -> str:
+    unit, scale = clock_unit(results)
+    return f"{seconds * scale:.3g} {unit}"
 
 
 def _drop_sentences(worse: Mapping[str, float], seeds: int) -> list[str]:
@@ -264,7 +293,7 @@ def _spec_text(looks: Sequence[Spec]) -> str:
     return "\n".join(blocks)
 
 
-def _unknown(spec: Spec, table: ClientTable, logged: bool) -> tuple[str, ...]:
+def _unknown(spec: Spec, table: ClientTable, logged: bool, time: str | None) -> tuple[str, ...]:
     """What the answer cannot know."""
     settings = spec.settings_of(spec.policies[0], spec.seeds[0])
     federation, parts = federation_of(settings), build_settings(settings)
@@ -280,7 +309,12 @@ def _unknown(spec: Spec, table: ClientTable, logged: bool) -> tuple[str, ...]:
         sentences.append("There is no availability log: every client was always available.")
     if parts.faults is None:
         sentences.append("No client failed in the middle of a round, and none sent a wrong update.")
-    sentences.append("Rounds are compared, not hours: the speeds of the clients are not known.")
+    sentences.append(
+        "Rounds are compared, not hours: the speeds of the clients are not known."
+        if time is None
+        else f"Policies are compared after {time} of your devices' time, with the stand-in's small model. "
+        "A larger one takes longer to train and to send."
+    )
     return tuple(sentences)
 
 

@@ -34,6 +34,9 @@ def advise(
         Path | None, typer.Option(help="A log of who is available when: client, time, state. Default: always.")
     ] = None,
     round_seconds: Annotated[float, typer.Option(help="Length of a round in that log.")] = 600.0,
+    devices: Annotated[
+        Path | None, typer.Option(help="Speeds, a CSV: id, seconds_per_example, download, upload. Default: unknown.")
+    ] = None,
     data: Annotated[
         str, typer.Option(autocompletion=complete_from("data"), help="The data set that stands in for yours.")
     ] = "digits",
@@ -72,6 +75,7 @@ def advise(
             budget=budget,
             availability=availability,
             round_seconds=round_seconds,
+            devices=devices,
             data=data,
             policies=names_list(policies),
             rounds=rounds,

@@ -27,6 +27,7 @@ __all__ = [
     "Results",
     "RunResults",
     "Sweep",
+    "accuracy_at",
     "best_accuracy",
     "best_by_round",
     "bytes_to_target",
@@ -344,6 +345,12 @@ def final_accuracy(results: RunResults, window: int = 1) -> float | None:
     """Mean accuracy of the last `window` evaluations."""
     accuracy = results.rounds["accuracy"][results.evaluated]
     return float(accuracy[-window:].mean()) if len(accuracy) else None
+
+
+def accuracy_at(results: RunResults, seconds: float, window: int = 1) -> float | None:
+    """Mean of the last `window` evaluations up to this virtual time; None if the first one is later."""
+    known = results.evaluated[results.rounds["clock"][results.evaluated] <= seconds]
+    return float(results.rounds["accuracy"][known[-window:]].mean()) if len(known) else None
 
 
 def best_accuracy(results: RunResults) -> float | None:

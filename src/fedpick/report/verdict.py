@@ -68,12 +68,14 @@ def verdict_of(
     against: str | None = None,
     window: int = 1,
     by: str = "accuracy",
+    seconds: float | None = None,
 ) -> Verdict:
     """Judge the finished runs of an experiment.
 
     `accounts` are those of `groups.accounts_of`. `against` names the policy to compare with (default: uniform, or the
-    first one). The final accuracy is the mean of the last `window` evaluations. `by` is "accuracy", or "time": then the
-    virtual time to the highest target that all finished runs reached decides, if there is one.
+    first one). The final accuracy is the mean of the last `window` evaluations; with `seconds`, of those up to this
+    virtual time. `by` is "accuracy", or "time": then the virtual time to the highest target that all finished runs
+    reached decides, if there is one.
     """
     named = None if against is None else analysis.policy_named(results, against).label
     policies = [
@@ -83,7 +85,8 @@ def verdict_of(
     ]
     unfinished = len(results.incomplete)
     notes = [f"{_count(unfinished, 'run')} not finished: not counted here."] if unfinished else []
-    yardstick = (_time_yardstick(policies, results) if by == "time" else None) or _yardstick(policies, window)
+    by_time = _time_yardstick(policies, results) if by == "time" else None
+    yardstick = by_time or _yardstick(policies, window, seconds, results)
     if yardstick is None:
         return Verdict("No verdict yet: no run has finished with an evaluation.", tuple(notes))
     baseline = next(
@@ -125,8 +128,14 @@ def _time_yardstick(policies: Sequence[PolicyResults], results: Results) -> _Yar
     return None
 
 
-def _yardstick(policies: Sequence[PolicyResults], window: int) -> _Yardstick | None:
+def _yardstick(
+    policies: Sequence[PolicyResults], window: int, seconds: float | None, results: Results
+) -> _Yardstick | None:
     """Final accuracy; without a test set, the loss of all clients, or the test loss."""
+    if seconds is not None:
+        at_time = partial(analysis.accuracy_at, seconds=seconds, window=window)
+        unit, scale = clock_unit(results)
+        return _Yardstick(f"accuracy after {seconds * scale:.3g} {unit}", at_time, 1)
     for yardstick in (
         _Yardstick("final accuracy", partial(analysis.final_accuracy, window=window), 1),
         _Yardstick("final loss of all clients", partial(_last, column="objective"), -1),

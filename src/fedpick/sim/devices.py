@@ -35,6 +35,7 @@ from typing import Any, Literal, NamedTuple, final
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from fedpick.availability.logs import client_id
 from fedpick.core.arrays import FloatArray, IntArray, read_only
 from fedpick.core.errors import DataError, InvalidInput, unknown_name
 from fedpick.core.rng import Purpose
@@ -247,19 +248,30 @@ class Csv(Devices):
     """A CSV file with one device per line.
 
     As many devices as clients, and no correlation: line k is client k. Otherwise the devices are a population from
-    which every client draws one.
+    which every client draws one. With `ids`, clients and devices are matched by the column `id`.
     """
 
     path: str
     """The file; its columns are seconds_per_example, download and upload (bytes per second)."""
+    ids: Sequence[str] | None = None
+    """The id of client 0, 1, ... in the column `id` of the file."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(isinstance(self.path, (str, Path)) and bool(str(self.path)), self, "path", "the path of a file")
         assign(self, path=str(self.path))
+        if self.ids is not None:
+            listed = not isinstance(self.ids, str) and all(isinstance(each, str) for each in self.ids)
+            require(listed, self, "ids", "a list of texts, one per client")
+            assign(self, ids=tuple(client_id(each) for each in self.ids))
+            require(self.correlated_with is None, self, "correlated_with", "left out where ids are given")
 
     def _devices(self, speed: FloatArray, link: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        table = _read(Path(self.path))
+        if self.ids is not None:
+            require(len(self.ids) == len(speed), self, "ids", f"one id for each of the {len(speed)} clients")
+            table = _by_id(Path(self.path), self.ids)
+            return table[:, 0], table[:, 1], table[:, 2]
+        table = np.array([row for _, _, row in _read(Path(self.path))])
         if len(table) != len(speed) or self.correlated_with is not None:
             slow_first = np.argsort(-table[:, 0], kind="stable")
             table = table[slow_first][(ndtr(speed) * len(table)).astype(np.int64)]
@@ -269,17 +281,33 @@ class Csv(Devices):
 _COLUMNS = ("seconds_per_example", "download", "upload")
 
 
-def _read(path: Path) -> FloatArray:
-    """(D, 3): the columns of a file of devices."""
+def _by_id(path: Path, ids: Sequence[str]) -> FloatArray:
+    """(N, 3): the device of every client."""
+    known, found = set(ids), dict[str, list[float]]()
+    for position, name, row in _read(path, with_ids=True):
+        if name not in known:
+            raise DataError(f"{path}:{position}: there is no client {name!r} in the table of clients.")
+        if name in found:
+            raise DataError(f"{path}:{position}: the client {name!r} occurs twice. Keep one line.")
+        found[name] = row
+    missing = next((name for name in ids if name not in found), None)
+    if missing is not None:
+        raise DataError(f"{path}: the client {missing!r} has no device. Give every client a line.")
+    return np.array([found[name] for name in ids])
+
+
+def _read(path: Path, *, with_ids: bool = False) -> list[tuple[int, str, list[float]]]:
+    """The line, the id and the numbers of every device of a file."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = list(csv.reader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: the file of devices cannot be read: {error}.") from error
     header = [name.strip() for name in lines[0]] if lines else []
-    missing = [name for name in _COLUMNS if name not in header]
+    expected = ("id", *_COLUMNS) if with_ids else _COLUMNS
+    missing = [name for name in expected if name not in header]
     if missing:
-        raise DataError(f"{path}: a file of devices has the columns {', '.join(_COLUMNS)}. It lacks {missing[0]!r}.")
+        raise DataError(f"{path}: a file of devices has the columns {', '.join(expected)}. It lacks {missing[0]!r}.")
     places = [header.index(name) for name in _COLUMNS]
     rows = []
     for position, line in enumerate(lines[1:], start=2):
@@ -287,14 +315,15 @@ def _read(path: Path) -> FloatArray:
             continue
         try:
             row = [float(line[place]) for place in places]
+            name = client_id(line[header.index("id")]) if with_ids else ""
         except (ValueError, IndexError):
-            row = [np.nan]
+            row, name = [np.nan], ""
         if not all(np.isfinite(value) and value > 0 for value in row):
             raise DataError(f"{path}:{position}: speeds and links must be numbers above 0. Got {','.join(line)!r}.")
-        rows.append(row)
+        rows.append((position, name, row))
     if not rows:
         raise DataError(f"{path}: the file of devices holds no device.")
-    return np.array(rows)
+    return rows
 
 
 _MODELS: dict[str, type[Devices]] = {"phones": Phones, "lognormal": LogNormal, "classes": Classes, "csv": Csv}
