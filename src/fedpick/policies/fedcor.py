@@ -384,7 +384,13 @@ class FedCor(Policy[FedCorState]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class FedGP(FedCor):
-    """The earlier version of FedCor, which reuses one older sample throughout; options as there."""
+    """The earlier version of FedCor, which reuses one older sample throughout.
+
+    Its options are those of `FedCor`, where they are described: `dimension`, `warmup`, `interval`, `beta`, `history`,
+    `theta`, `trials`, `noise`, `variant`, `rule`, `updates`, `initial_scale`, `learning_rate`, `iterations`,
+    `warmup_iterations`, `warmup_training`, `warmup_history` (here 1), `history_unit`, `sample_from`, `prior_mean`,
+    `selection_noise`, `schedule` and `anneal_warmup`.
+    """
 
     warmup_history: int = 1
 
