@@ -147,6 +147,12 @@ def test_without_labels_sizes_are_exact(write):
     assert (federation.label_histogram[0] > 0).all()
 
 
+def test_a_table_that_would_fill_the_memory_is_refused(write):
+    path = write("id,num_examples\na,2000000000\n")
+    with pytest.raises(InvalidInput, match=r"2,000,000,000 examples of 'digits', 477 GiB, more than 8 GiB"):
+        data.partition(data.load("digits"), "table", path=str(path))
+
+
 def test_more_labels_than_classes_are_refused(write):
     header = "id," + ",".join(f"label_{each}" for each in range(11))
     path = write(f"{header}\na{',1' * 11}\n")

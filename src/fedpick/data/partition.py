@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -32,6 +33,8 @@ _DEALERS: dict[str, type[Any]] = {
     "natural": Natural,
     "table": Table,
 }
+_MOST_BYTES = 2**33
+"""Of examples that a table may ask for: more would end in a lack of memory."""
 OWN_CLIENTS = ("natural", "table")
 """Partitions that know their clients: they take no `num_clients`."""
 
@@ -144,6 +147,12 @@ class Partition:
     def _from_table(self, dataset: Dataset, dealer: Table, rng: np.random.Generator) -> Federation:
         """Deal exactly what a table asks for. The test set gets the labels of all clients together."""
         counts = dealer.counts(dataset.num_classes)
+        size = 4.0 * counts.sum() * math.prod(dataset.shape)  # the simulator keeps every client's examples as float32
+        if size > _MOST_BYTES:
+            raise InvalidInput(
+                f"{dealer.path} asks for {counts.sum():,} examples of {dataset.name!r}, {size / 2**30:,.0f} GiB, more "
+                f"than {_MOST_BYTES / 2**30:g} GiB. Divide all counts by the same number."
+            )
         by_label = counts.shape[1] > 1
 
         def classes(labels: NDArray[Any]) -> NDArray[Any]:
