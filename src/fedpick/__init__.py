@@ -2,28 +2,30 @@
 
 The decision core of federated learning: client-selection policies behind one contract. This package
 imports NumPy and SciPy only; the simulator, the reports and the Flower adapter live in submodules that are imported
-on demand.
+on demand. So are the names below: the command line must handle Ctrl-C before NumPy is imported.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedpick import policies
-from fedpick.core.errors import FedpickError
-from fedpick.core.policy import Policy, Signal
-from fedpick.core.registry import cite
-from fedpick.core.session import Session
-from fedpick.core.types import (
-    Clients,
-    Measurement,
-    Outcome,
-    Probe,
-    RoundContext,
-    Selection,
-    aggregation_weights,
-)
-
 if TYPE_CHECKING:
+    from fedpick import policies
     from fedpick.advice import advise
+    from fedpick.core.errors import FedpickError
+    from fedpick.core.policy import Policy, Signal
+    from fedpick.core.registry import cite
+    from fedpick.core.session import Session
+    from fedpick.core.types import (
+        Clients,
+        Measurement,
+        Outcome,
+        Probe,
+        RoundContext,
+        Selection,
+        aggregation_weights,
+    )
 
 __version__ = "0.1.0"
 
@@ -45,10 +47,27 @@ __all__ = [
     "policies",
 ]
 
+_MODULES = {
+    "FedpickError": "core.errors",
+    "Policy": "core.policy",
+    "Session": "core.session",
+    "Signal": "core.policy",
+    "advise": "advice",
+    "cite": "core.registry",
+}
+"""The module of each name; the others are in `core.types`."""
+
 
 def __getattr__(name: str) -> Any:
-    if name == "advise":  # it imports the simulator, the store and the report
-        from fedpick.advice import advise
+    """Import one of the public names."""
+    if name == "policies":
+        return import_module("fedpick.policies")
+    if name not in __all__:
+        raise AttributeError(f"module 'fedpick' has no attribute {name!r}")
+    value = getattr(import_module(f"fedpick.{_MODULES.get(name, 'core.types')}"), name)
+    globals()[name] = value
+    return value
 
-        return advise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

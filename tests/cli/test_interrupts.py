@@ -157,10 +157,11 @@ def statuses(file):
 
 
 @pytest.mark.parametrize("presses", [1, 2])
-def test_ctrl_c_during_imports_is_no_traceback(terminal, tmp_path, presses):
-    """JAX takes its time to import. The stand-in hangs: in Python, or in compiled code, which knows no Ctrl-C."""
+@pytest.mark.parametrize("module", ["numpy", "jax"])
+def test_ctrl_c_during_imports_is_no_traceback(terminal, tmp_path, module, presses):
+    """NumPy comes first, JAX last. The stand-in hangs: in Python, or in compiled code, which knows no Ctrl-C."""
     hang = "lock = ctypes.create_string_buffer(64)\nwhile True: ctypes.CDLL(None).pthread_mutex_lock(lock)\n"
-    (tmp_path / "jax.py").write_text(
+    (tmp_path / f"{module}.py").write_text(
         "import ctypes, time\nprint('importing', flush=True)\n" + ("time.sleep(100)\n" if presses == 1 else hang)
     )
     script = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom fedpick.cli import main; main()"
