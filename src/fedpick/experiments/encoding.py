@@ -8,7 +8,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ __all__ = [
     "indices_from",
     "mask_bytes",
     "mask_from",
+    "masks_from",
     "split_diagnostics",
     "to_json",
     "utc_now",
@@ -39,6 +40,7 @@ __all__ = [
 LARGEST_ARRAY = 4_000_000
 """Diagnostics with more bytes than this are not stored; their shape is noted instead."""
 _LARGEST_STORED = 2**28  # the losses of 30 million clients
+_SMALL = 512  # zlib expands by at most 1032: what is smaller needs no guard, and a guard takes longer than the work
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # tab and newline may pass
 
 
@@ -69,12 +71,20 @@ def mask_bytes(mask: BoolArray) -> bytes | None:
 
 def mask_from(content: bytes | None, size: int) -> BoolArray:
     """The inverse of `mask_bytes`."""
-    if content is None:
-        return np.ones(size, dtype=bool)
-    packed = np.frombuffer(_decompressed(content, limit=-(-size // 8)), dtype=np.uint8)
-    if len(packed) != -(-size // 8):
-        raise StateFileError(f"The store is damaged: a mask of {8 * len(packed)} clients where there are {size}.")
-    return np.unpackbits(packed, count=size).astype(bool)
+    mask: BoolArray = masks_from([content], size)[0]
+    return mask
+
+
+def masks_from(contents: Sequence[bytes | None], size: int) -> BoolArray:
+    """(B, size) the inverse of `mask_bytes`, row by row."""
+    width = -(-size // 8)
+    everybody = b"\xff" * width
+    rows = [everybody if content is None else _decompressed(content, limit=width) for content in contents]
+    wrong = next((row for row in rows if len(row) != width), None)
+    if wrong is not None:
+        raise StateFileError(f"The store is damaged: a mask of {8 * len(wrong)} clients where there are {size}.")
+    packed = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), width)
+    return np.unpackbits(packed, axis=1, count=size).view(bool)
 
 
 def array_bytes(array: NDArray[Any]) -> bytes:
@@ -96,12 +106,15 @@ def bytes_array(content: bytes) -> NDArray[Any]:
 
 def _decompressed(content: bytes, limit: int) -> bytes:
     """Decompress up to `limit` bytes; raise if there are more, so that a small row cannot fill the memory."""
-    reader = zlib.decompressobj()
     try:
-        found = reader.decompress(content, limit + 1)
+        if len(content) <= _SMALL:
+            found, whole = zlib.decompress(content), True
+        else:
+            reader = zlib.decompressobj()
+            found, whole = reader.decompress(content, limit + 1), reader.eof
     except zlib.error as error:
         raise StateFileError(f"The store is damaged: an array in it cannot be read ({error}).") from error
-    if len(found) > limit or not reader.eof:
+    if len(found) > limit or not whole:
         raise StateFileError(f"The store is damaged: an array in it is cut off, or larger than {limit:,} bytes.")
     return found
 

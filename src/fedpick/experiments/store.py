@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial, wraps
@@ -39,6 +39,7 @@ from fedpick.experiments.encoding import (
     indices_from,
     mask_bytes,
     mask_from,
+    masks_from,
     split_diagnostics,
     utc_now,
     without_control_characters,
@@ -49,7 +50,7 @@ from fedpick.experiments.schema import sa
 from fedpick.experiments.spec import Spec, canonical_json, digest_of
 
 __all__ = [
-    "Choice",
+    "Choices",
     "Experiment",
     "FederationFacts",
     "Run",
@@ -63,6 +64,8 @@ __all__ = [
 
 _LOCK_SECONDS = 30
 """How long SQLite waits for another program's lock."""
+_BATCH_ROUNDS, _BATCH_CELLS = 2048, 2**20
+"""Rounds, and rounds x clients, that `Store.choices` reads at a time."""
 _QUEUE = 7_305_811_204
 """The advisory lock of PostgreSQL by which transactions queue; see `Store.writing`."""
 
@@ -244,17 +247,25 @@ class FederationFacts:
     """(N, L)"""
 
 
-class Choice(NamedTuple):
-    """Who was chosen in one round, and what came of it."""
+class Choices(NamedTuple):
+    """Who was chosen in B consecutive rounds, and what came of it; K choices in all, round by round."""
 
+    first: int
+    """The first of the rounds."""
+    row: IntArray
+    """(K,) round of each choice, counted from `first`."""
     clients: IntArray
-    """(k,)"""
+    """(K,)"""
     weights: FloatArray
-    """(k,) with which the updates entered the model."""
+    """(K,) with which the updates entered the model."""
     completed: BoolArray
-    """(k,)"""
+    """(K,)"""
     available: BoolArray
-    """(N,)"""
+    """(B, N)"""
+
+    def per_round(self, values: NDArray[Any]) -> FloatArray:
+        """(B,) sum of a value of each choice over the choices of a round."""
+        return np.bincount(self.row, values, len(self.available)).astype(np.float64)
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -739,24 +750,31 @@ class Store:
         return found
 
     @_reads
-    def rounds(self, run_id: int, limit: int | None = None) -> dict[str, NDArray[Any]]:
-        """The columns of `rounds` as arrays in order of the rounds, NaN for NULL; `diagnostics` as a list of dicts."""
-        columns_there = self._round_columns()
-        query = sa.select(*columns_there).where(tables.rounds.c.run_id == run_id).order_by(tables.rounds.c.round)
+    def rounds(
+        self, run_id: int, limit: int | None = None, columns: Collection[str] | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """Return columns of `rounds` (None: all) as arrays in order of the rounds.
+
+        NaN stands for NULL. `diagnostics` is an array of dicts.
+        """
+        wanted = [
+            each
+            for each in self._round_columns()
+            if each.name != "run_id" and (columns is None or each.name in columns)
+        ]
+        query = sa.select(*wanted).where(tables.rounds.c.run_id == run_id).order_by(tables.rounds.c.round)
         if limit is not None:
             query = query.where(tables.rounds.c.round < limit)
         rows = self._rows(query)
-        columns: dict[str, Any] = {}
-        for position, column in enumerate(tables.rounds.c):
-            values = [row[position] for row in rows]
+        found: dict[str, Any] = {}
+        for column, values in zip(wanted, zip(*rows, strict=True) if rows else [()] * len(wanted), strict=True):
             if column.name == "diagnostics":
                 parsed = {text: from_json(text) for text in set(values)}  # mostly one text, of which one copy is kept
-                columns[column.name] = np.array([parsed[text] for text in values], dtype=object)
-            elif isinstance(column.type, sa.Double):
-                columns[column.name] = np.array([np.nan if value is None else value for value in values], np.float64)
-            elif column.name != "run_id":
-                columns[column.name] = np.array(values, np.int64)
-        return columns
+                found[column.name] = np.array([parsed[text] for text in values], dtype=object)
+            else:  # None becomes NaN
+                kind = tables.rounds.c[column.name].type
+                found[column.name] = np.array(values, np.float64 if isinstance(kind, sa.Double) else np.int64)
+        return found
 
     @_reads
     def federation(self, federation_id: int) -> FederationFacts:
@@ -797,18 +815,31 @@ class Store:
             return tables.readable_columns(connection, tables.rounds)
 
     @_reads
-    def choices(self, run_id: int, limit: int | None = None) -> Iterator[Choice]:
-        """Yield the choices of the stored rounds in order: the part of `records` that is fast to read."""
+    def choices(self, run_id: int, limit: int | None = None) -> Iterator[Choices]:
+        """Yield the choices of the stored rounds in order, many rounds at a time: the fast part of `records`."""
         columns = tables.selections.c
         query = sa.select(columns.clients, columns.weights, columns.completed, columns.available)
         query = query.where(columns.run_id == run_id).order_by(columns.round)
         if limit is not None:
             query = query.where(columns.round < limit)
-        size = self._num_clients(run_id)
+        size, first = self._num_clients(run_id), 0
+        batch = min(max(_BATCH_CELLS // max(size, 1), 1), _BATCH_ROUNDS)
         with self.engine.connect() as connection:
-            for clients, weights, completed, available in connection.execution_options(yield_per=512).execute(query):
-                chosen, mask = indices_from(clients), mask_from(available, size)
-                yield Choice(chosen, floats_from(weights), np.frombuffer(completed, np.uint8).astype(bool), mask)
+            found = connection.execution_options(yield_per=batch).execute(query)
+            for rows in found.partitions(batch):
+                clients, weights, completed, available = zip(*rows, strict=True)
+                sizes = np.fromiter(map(len, completed), np.int64, len(rows))
+                choices = Choices(
+                    first=first,
+                    row=np.repeat(np.arange(len(rows)), sizes),
+                    clients=indices_from(b"".join(clients)),
+                    weights=floats_from(b"".join(weights)),
+                    completed=np.frombuffer(b"".join(completed), np.uint8).astype(bool),
+                    available=masks_from(available, size),
+                )
+                _check_choices(choices, clients, weights, size)
+                yield choices
+                first += len(rows)
 
     def _num_clients(self, run_id: int) -> int:
         query = (
@@ -829,8 +860,11 @@ class Store:
         query = sa.select(columns.clients).where(columns.run_id == run_id)
         if limit is not None:
             query = query.where(columns.round < limit)
-        for (content,) in self._rows(query):
-            counts[indices_from(content)] += 1
+        with self.engine.connect() as connection:
+            for rows in connection.execution_options(yield_per=_BATCH_ROUNDS).execute(query).partitions(_BATCH_ROUNDS):
+                clients = indices_from(b"".join(content for (content,) in rows))
+                _require_range(clients, len(counts))
+                counts += np.bincount(clients, minlength=len(counts))
         return counts
 
     @_reads
@@ -875,6 +909,20 @@ class Store:
             return {}
         arrays, _ = checkpoint.unpack(rows[0][0], "A checkpoint in the store")
         return {name.removeprefix("policy/"): value for name, value in arrays.items() if name.startswith("policy/")}
+
+
+def _require_range(clients: IntArray, size: int) -> None:
+    if len(clients) and (clients.min() < 0 or clients.max() >= size):
+        raise ValueError(f"a selection has clients outside of 0 to {size - 1}")
+
+
+def _check_choices(choices: Choices, clients: Sequence[bytes], weights: Sequence[bytes], size: int) -> None:
+    """Raise if a row's columns differ in length: joined, its neighbours would fill the gap."""
+    for column, width in ((clients, 4), (weights, 8)):
+        lengths = np.fromiter(map(len, column), np.int64, len(column))
+        if not np.array_equal(lengths, width * np.bincount(choices.row, minlength=len(column))):
+            raise ValueError("a selection has columns of different lengths")
+    _require_range(choices.clients, size)
 
 
 # Built once: building them for every round took more than a third of the time of writing it.

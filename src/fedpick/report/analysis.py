@@ -20,6 +20,7 @@ from fedpick.experiments.store import Experiment, Run, Store
 from fedpick.sim.clock import Status
 
 __all__ = [
+    "COLUMNS",
     "PARTS",
     "Difference",
     "PolicyResults",
@@ -56,15 +57,24 @@ RunMeasure = Callable[["RunResults"], float | None]
 """One value of a run; None if it has none, such as the round in which it reached a target."""
 PARTS = ("select", "measure", "train", "evaluate")
 """The parts of a round whose time is stored."""
+COLUMNS = (
+    *("round", "accuracy", "loss", "train_loss", "objective", "local_accuracy", "clock"),
+    *("models_down", "updates_up", "bytes_down", "bytes_up"),
+)
+"""The columns of the table `rounds` that results hold."""
+_MOST_KEPT = 500
 _FEWEST_VALUES = 3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunResults:
-    """One run: its facts, its columns of `rounds` and how often each client was chosen."""
+    """One run: its facts, what its rounds measured and sent, and how often each client was chosen."""
 
     run: Run
     rounds: Mapping[str, NDArray[Any]]
+    """The columns of COLUMNS, (T,) each."""
+    seconds: Mapping[str, float | None]
+    """Mean seconds per round for each of PARTS, over the second half of the rounds."""
     counts: IntArray
     """(N,)"""
     wanted: int
@@ -84,6 +94,12 @@ class RunResults:
     def clock(self) -> FloatArray:
         """(T,) virtual seconds since the start of the run; NaN without a clock."""
         return self.rounds.get("clock", np.full(len(self.rounds["round"]), np.nan))
+
+    @property
+    def kept(self) -> IntArray:
+        """(P,) the rounds whose history is kept for charts: evenly spaced, at most 500, and the last one."""
+        count, step = len(self.rounds["round"]), -(-self.wanted // _MOST_KEPT)
+        return np.unique(np.append(np.arange(step - 1, count, step), count - 1)) if count else np.empty(0, np.int64)
 
     @property
     def evaluated(self) -> NDArray[np.intp]:
@@ -136,13 +152,14 @@ def load_results(store: Store, experiment: Experiment) -> Results:
     """Read an experiment. A run that another experiment continued is cut to this one's number of rounds."""
     grouped: dict[str, list[RunResults]] = {}
     for run in store.runs(experiment.id):
-        rounds = store.rounds(run.id, limit=experiment.rounds)
+        columns = store.rounds(run.id, experiment.rounds, (*COLUMNS, *(f"{part}_seconds" for part in PARTS)))
         results = RunResults(
             run=run,
-            rounds=rounds,
+            rounds={name: _compact(columns[name]) for name in COLUMNS},
+            seconds={part: _later_mean(columns[f"{part}_seconds"]) for part in PARTS},
             counts=store.selection_counts(run.id, limit=experiment.rounds),
             wanted=experiment.rounds,
-            thrown_away=_thrown_away(store, run, experiment.rounds) if np.isfinite(rounds["clock"]).any() else None,
+            thrown_away=_thrown_away(store, run, experiment.rounds) if np.isfinite(columns["clock"]).any() else None,
         )
         grouped.setdefault(run.label, []).append(results)
     policies = [
@@ -164,6 +181,18 @@ def _thrown_away(store: Store, run: Run, limit: int) -> float | None:
         spent += float(seconds.sum())
         wasted += float(seconds[~used].sum())
     return wasted / spent if spent > 0 else None
+
+
+def _compact(values: NDArray[Any]) -> NDArray[Any]:
+    """The values; of a column that was never measured, one NaN that stands for all."""
+    measured = values.dtype != np.float64 or not np.isnan(values).all()
+    return values if measured else np.broadcast_to(np.float64(np.nan), values.shape)
+
+
+def _later_mean(seconds: FloatArray) -> float | None:
+    """The mean over the second half. The first half includes compilation; a median would hide work of every tenth."""
+    later = seconds[len(seconds) // 2 :]
+    return float(np.nanmean(later)) if np.isfinite(later).any() else None
 
 
 @dataclass(frozen=True)
@@ -204,10 +233,10 @@ class Difference(Quantity):
         """The confidence interval at another level."""
         if self.mean is None or self.sd is None:
             return None
-        from scipy import stats
+        from scipy.special import stdtrit  # scipy.stats takes a second and 50 MB to import
 
         count = len(self.values)
-        half = float(stats.t.ppf((1 + confidence) / 2, count - 1)) * self.sd / count**0.5
+        half = float(stdtrit(count - 1, (1 + confidence) / 2)) * self.sd / count**0.5
         return self.mean - half, self.mean + half
 
     @property
@@ -217,12 +246,12 @@ class Difference(Quantity):
 
     def pairs_needed(self, most: int) -> int | None:
         """Pairs with which the interval would exclude 0 at the same mean and spread; None: more than `most`."""
-        from scipy import stats
+        from scipy.special import stdtrit
 
         if self.mean is None or self.sd is None or self.mean == 0:
             return None
         counts = np.arange(2, most + 1)
-        enough = stats.t.ppf(0.975, counts - 1) * self.sd / np.sqrt(counts) < abs(self.mean)
+        enough = stdtrit(counts - 1, 0.975) * self.sd / np.sqrt(counts) < abs(self.mean)
         return int(counts[enough.argmax()]) if enough.any() else None
 
 
@@ -371,13 +400,8 @@ def selection_variance(results: RunResults) -> float | None:
 
 
 def seconds_per_round(results: RunResults, part: str) -> float | None:
-    """Mean seconds per round for one of PARTS, over the second half of the rounds.
-
-    The first half includes compilation. A median would hide work that is done every tenth round.
-    """
-    seconds = results.rounds[f"{part}_seconds"]
-    later = seconds[len(seconds) // 2 :]
-    return float(np.nanmean(later)) if np.isfinite(later).any() else None
+    """Mean seconds per round for one of PARTS."""
+    return results.seconds[part]
 
 
 # Dependence on one parameter

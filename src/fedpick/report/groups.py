@@ -29,7 +29,7 @@ from fedpick.core.types import Clients
 from fedpick.experiments.input_files import refuse_changed_files
 from fedpick.experiments.store import Run, Store
 from fedpick.report.analysis import Results
-from fedpick.theory.ca_fed import chi_square_divergence, total_variation
+from fedpick.theory.ca_fed import chi_square_divergence
 
 __all__ = [
     "EXCLUDED",
@@ -104,9 +104,9 @@ class GroupAccount:
     A group that was never available is missing.
     """
     cumulative: FloatArray
-    """(T, G) share of all weight that each group has had up to each round; NaN before the first weight."""
+    """(P, G) share of all weight that each group has had up to each kept round; NaN before the first weight."""
     distance: FloatArray
-    """(T,) total variation between the target and the importance up to each round, over all clients; NaN likewise."""
+    """(P,) total variation between the target and the importance up to each round, over all clients; NaN likewise."""
     chi_square: float | None
     """Divergence over all clients at the end; infinite if a client with data never entered the model."""
 
@@ -193,33 +193,45 @@ def accounts_of(store: Store, results: Results, grouping: str | None = None) -> 
         groups = known[key]
         if groups is not None and groups.by == (by or groups.by):
             by = groups.by
-            accounts[run.id] = account_groups(store, run, groups, limit=each.wanted)
+            accounts[run.id] = account_groups(store, run, groups, kept=each.kept)
     return accounts
 
 
-def account_groups(store: Store, run: Run, groups: Groups, limit: int | None = None) -> GroupAccount:
-    """The account of one run over its first `limit` rounds."""
+def account_groups(store: Store, run: Run, groups: Groups, kept: IntArray | None = None) -> GroupAccount:
+    """The account of one run up to the last of the `kept` rounds, with values over time for these (None: all)."""
     if run.federation_id is None:
         raise InvalidInput(f"The run of {run.label} with seed {run.seed} has not begun: it has no rounds yet.")
+    kept = np.arange(run.rounds_done) if kept is None else kept
+    limit = int(kept[-1]) + 1 if len(kept) else 0
     sizes = store.federation(run.federation_id).num_examples
     target = sizes / sizes.sum()
     count = len(groups.names)
+    order = np.argsort(groups.member, kind="stable")
+    starts = np.searchsorted(groups.member[order], np.arange(count))
     weight = np.zeros(len(groups.member))
     present, chosen, met, passed = np.zeros((4, count))
-    cumulative, distance = [], []
-    for choice in store.choices(run.id, limit):
-        there, taken = (
-            groups.sums(choice.available),
-            np.bincount(groups.member[choice.clients], minlength=count),
-        )
-        present += there
-        chosen += taken
-        met += there > 0
-        passed += (there > 0) & (taken == 0)
-        np.add.at(weight, choice.clients, choice.weights)
-        total = weight.sum()
-        cumulative.append(groups.sums(weight / total) if total > 0 else np.full(count, np.nan))
-        distance.append(total_variation(target, weight / total) if total > 0 else np.nan)
+    cumulative, distance = np.full((len(kept), count), np.nan), np.full(len(kept), np.nan)
+    for choices in store.choices(run.id, limit):
+        rounds = len(choices.available)
+        there = np.add.reduceat(choices.available[:, order], starts, axis=1, dtype=np.int64)
+        taken = np.zeros((rounds, count))
+        np.add.at(taken, (choices.row, groups.member[choices.clients]), 1)
+        present += there.sum(axis=0)
+        chosen += taken.sum(axis=0)
+        met += (there > 0).sum(axis=0)
+        passed += ((there > 0) & (taken == 0)).sum(axis=0)
+        # The weights between two kept rounds of this batch, then up to each of them.
+        place = slice(*np.searchsorted(kept, (choices.first, choices.first + rounds)))
+        part = np.searchsorted(kept[place], choices.first + choices.row)
+        shape = (place.stop - place.start + 1, len(weight))
+        added = np.bincount(part * shape[1] + choices.clients, choices.weights, shape[0] * shape[1]).reshape(shape)
+        weights = weight + np.cumsum(added, axis=0)
+        weight = weights[-1]
+        total = weights[:-1].sum(axis=1)
+        shares = np.full((len(total), len(weight)), np.nan)
+        np.divide(weights[:-1], total[:, None], out=shares, where=total[:, None] > 0)
+        cumulative[place] = np.add.reduceat(shares[:, order], starts, axis=1)
+        distance[place] = np.abs(shares - target).sum(axis=1) / 2
     weighted = weight.sum() > 0
     return GroupAccount(
         groups=groups,
@@ -231,8 +243,8 @@ def account_groups(store: Store, run: Run, groups: Groups, limit: int | None = N
             for place, name in enumerate(groups.names)
             if met[place] > 0
         },
-        cumulative=np.array(cumulative, np.float64).reshape(len(cumulative), count),
-        distance=np.array(distance, np.float64),
+        cumulative=cumulative,
+        distance=distance,
         chi_square=chi_square_divergence(target, weight / weight.sum()) if weighted else None,
     )
 

@@ -1,7 +1,8 @@
 """Everything that the tables and charts of one experiment are made of, read from the store in one go.
 
-`read_history` passes once over a run's rounds and keeps O(N) numbers, never rounds x N. A raster is exact up to 250
-clients and 400 rounds; beyond that, neighbouring clients and rounds share a cell that holds their mean.
+`read_history` passes once over a run's rounds and keeps O(N) numbers, never rounds x N. Beyond what a screen can show
+it keeps less: values of at most 500 rounds and the last one, and a raster in which neighbouring clients and rounds
+share a cell that holds their mean (exact up to 250 clients and 400 rounds).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray
-from fedpick.experiments.store import Experiment, FederationFacts, Store, open_store
+from fedpick.experiments.store import Choices, Experiment, FederationFacts, Store, open_store
 from fedpick.report.analysis import PolicyResults, Results, RunResults, load_results
 from fedpick.report.groups import EXCLUDED as EXCLUDED_MASK
 from fedpick.report.groups import GroupAccount, accounts_of
@@ -31,6 +32,7 @@ __all__ = [
     "Raster",
     "RunHistory",
     "opened",
+    "population_of",
     "read_history",
     "read_material",
 ]
@@ -49,9 +51,9 @@ class Raster:
 
     exact: NDArray[np.uint8] | None
     """The state of each client in each round (ABSENT, ...); None if clients or rounds share cells."""
-    available: FloatArray
+    available: NDArray[np.float32]
     """Share of the cell's clients and rounds that were available."""
-    chosen: FloatArray
+    chosen: NDArray[np.float32]
     """Mean number of the cell's clients chosen in one round."""
     clients_per_row: float
     rounds_per_column: float
@@ -59,22 +61,29 @@ class Raster:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunHistory:
-    """What one run did, round by round (T,) and client by client (N,)."""
+    """What one run did: at its P kept rounds (`RunResults.kept`) and client by client (N,)."""
 
     jain: FloatArray
-    """(T,) Jain's index of the selection counts so far: 1 if all are equal, 1/N if one client has them all."""
+    """(P,) Jain's index of the selection counts so far: 1 if all are equal, 1/N if one client has them all."""
     variance: FloatArray
-    """(T,) variance of the selection counts so far."""
+    """(P,) variance of the selection counts so far."""
     coverage: FloatArray
-    """(T,) share of the clients chosen at least once so far."""
+    """(P,) share of the clients chosen at least once so far."""
     weight_sum: FloatArray
-    """(T,) sum of the weights that entered the model."""
+    """(P,) sum of the weights that entered the model."""
     weight_max: FloatArray
-    """(T,) the largest of them."""
+    """(P,) the largest of them."""
     effective: FloatArray
-    """(T,) effective cohort: (sum of weights)^2 / sum of squares."""
+    """(P,) effective cohort: (sum of weights)^2 / sum of squares."""
+    label_distance: FloatArray
+    """(P,) total variation between the labels of the clients that completed and those of all data; NaN if unknown."""
+    label_distance_so_far: FloatArray
+    """(P,) likewise for the mean label mix of all cohorts so far."""
     labels: FloatArray | None
-    """(T, L) share of each label among the examples of the clients that completed; NaN if none did."""
+    """(P, L) share of each label among the examples of the clients that completed, mean over the rounds since the kept
+    round before; NaN if none completed."""
+    diagnostics: Mapping[str, FloatArray]
+    """The plain numbers that the policy reported, (T,) each; NaN in rounds without."""
     weight_per_client: FloatArray
     """(N,) sum over the rounds."""
     raster: Raster
@@ -169,16 +178,19 @@ class _RasterBuilder:
         self.chosen = np.zeros((rows, columns))
         self.per_column = np.zeros(columns)
 
-    def add(self, step: int, available: BoolArray, clients: IntArray, done: BoolArray) -> None:
-        column = step * self.columns // self.num_rounds
-        self.per_column[column] += 1
+    def add(self, choices: Choices) -> None:
+        rounds = len(choices.available)
+        column = (choices.first + np.arange(rounds)) * self.columns // self.num_rounds
+        self.per_column += np.bincount(column, minlength=self.columns)
         if self.exact is not None:
-            self.exact[:, column] = np.where(available, AVAILABLE, ABSENT)
-            self.exact[clients, column] = np.where(done, CHOSEN, FAILED)
+            self.exact[:, column] = np.where(choices.available.T, AVAILABLE, ABSENT)
+            self.exact[choices.clients, column[choices.row]] = np.where(choices.completed, CHOSEN, FAILED)
         if len(self.row_starts):
-            self.available[:, column] += np.add.reduceat(available, self.row_starts, dtype=np.int64) / self.row_sizes
-            rows = np.searchsorted(self.row_starts, clients, side="right") - 1
-            self.chosen[:, column] += np.bincount(rows, minlength=len(self.row_starts))
+            sums = np.add.reduceat(choices.available, self.row_starts, axis=1, dtype=np.int64) / self.row_sizes
+            first, size = np.unique(column, return_index=True)[1], column[-1] + 1
+            self.available[:, column[0] : size] += np.add.reduceat(sums, first, axis=0).T
+            rows = np.searchsorted(self.row_starts, choices.clients, side="right") - 1
+            np.add.at(self.chosen, (rows, column[choices.row]), 1)
 
     def exclude(self, column: int, mask: BoolArray) -> None:
         """Mark the clients that the policy excluded; a client chosen in spite of that stays chosen."""
@@ -192,50 +204,132 @@ class _RasterBuilder:
         seen = np.maximum(self.per_column, 1)
         return Raster(
             exact=self.exact,
-            available=self.available / seen,
-            chosen=self.chosen / seen,
+            available=(self.available / seen).astype(np.float32),
+            chosen=(self.chosen / seen).astype(np.float32),
             clients_per_row=self.num_clients / max(len(self.row_starts), 1),
             rounds_per_column=self.num_rounds / max(self.columns, 1),
         )
 
 
+def population_of(federation: FederationFacts | None) -> FloatArray | None:
+    """(L,) share of each label in the data of all clients."""
+    if federation is None or federation.label_histogram is None:
+        return None
+    total = federation.label_histogram.sum(axis=0, dtype=np.int64).astype(np.float64)
+    return total / total.sum() if total.sum() > 0 else None
+
+
+class _LabelMix:
+    """The labels of the cohorts, batch by batch."""
+
+    def __init__(self, federation: FederationFacts, population: FloatArray, num_rounds: int) -> None:
+        assert federation.label_histogram is not None
+        self.histogram, self.population = federation.label_histogram, population
+        self.distance, self.so_far = np.full((2, num_rounds), np.nan)
+        self.sum, self.count = np.zeros(len(population)), 0
+
+    def add(self, choices: Choices) -> tuple[FloatArray, BoolArray]:
+        """(B, L) the label mix of each round, 0 in rounds where no client completed, and (B,) whether one did."""
+        done, rounds = choices.completed, len(choices.available)
+        starts = np.searchsorted(choices.row[done], np.arange(rounds))
+        padded = np.append(self.histogram[choices.clients[done]], np.zeros((1, len(self.population)), np.int32), axis=0)
+        mix = np.add.reduceat(padded, starts, axis=0, dtype=np.int64).astype(np.float64)
+        mix[np.bincount(choices.row[done], minlength=rounds) == 0] = 0  # reduceat returns the next row
+        total = mix.sum(axis=1)
+        known = np.asarray(total > 0, np.bool_)
+        mix /= np.maximum(total, 1)[:, None]
+        steps = slice(choices.first, choices.first + rounds)
+        self.distance[steps] = np.where(known, np.abs(mix - self.population).sum(axis=1) / 2, np.nan)
+        sums, counts = self.sum + np.cumsum(mix, axis=0), self.count + np.cumsum(known)
+        means = sums / np.maximum(counts, 1)[:, None]
+        self.so_far[steps] = np.where(counts > 0, np.abs(means - self.population).sum(axis=1) / 2, np.nan)
+        self.sum, self.count = sums[-1], int(counts[-1])
+        return mix, known
+
+
+def _earlier(clients: IntArray) -> IntArray:
+    """How often the same client stands before each place.
+
+    >>> _earlier(np.array([3, 1, 3, 3]))
+    array([0, 0, 1, 2])
+    """
+    order = np.argsort(clients, kind="stable")
+    ordered = clients[order]
+    starts = np.searchsorted(ordered, ordered)
+    result = np.empty(len(clients), np.int64)
+    result[order] = np.arange(len(clients)) - starts
+    return result
+
+
 def read_history(store: Store, results: RunResults, federation: FederationFacts | None) -> RunHistory:
     """Read the rounds of one run."""
-    num_rounds = len(results.rounds["round"])
+    kept, num_rounds = results.kept, len(results.rounds["round"])
     num_clients = 0 if federation is None else federation.num_clients
-    histogram = None if federation is None else federation.label_histogram
+    population = population_of(federation)
     names = ("jain", "variance", "coverage", "weight_sum", "weight_max", "effective")
     columns = {name: np.full(num_rounds, np.nan) for name in names}
-    labels = None if histogram is None else np.full((num_rounds, histogram.shape[1]), np.nan)
+    mixes = None if federation is None or population is None else _LabelMix(federation, population, num_rounds)
+    labels, present = np.zeros((len(kept), 0 if population is None else len(population))), np.zeros(len(kept))
     raster = _RasterBuilder(num_clients, num_rounds)
     counts = np.zeros(num_clients, np.int64)
     weight_per_client = np.zeros(num_clients)
-    # Update the sums by the cohort alone: O(k) per round, not O(N).
-    total = squares = covered = 0
-    for step, choice in enumerate(store.choices(results.run.id, limit=results.wanted)):
-        if step >= num_rounds:
-            break  # the run is still going: `results` was read a moment earlier
-        before = counts[choice.clients]
-        counts[choice.clients] = before + 1
-        total += len(before)
-        squares += int((2 * before + 1).sum())
-        covered += int(np.count_nonzero(before == 0))
+    total = squares = covered = 0.0
+    # The run may still be going: `results` was read a moment earlier.
+    for choices in store.choices(results.run.id, limit=num_rounds):
+        rounds = len(choices.available)
+        steps = slice(choices.first, choices.first + rounds)
+        # Update the sums by the cohort alone: O(k) per round, not O(N).
+        before = counts[choices.clients] + _earlier(choices.clients)
+        counts += np.bincount(choices.clients, minlength=num_clients)
+        totals = total + np.cumsum(choices.per_round(np.ones(len(before))))
+        square_sums = squares + np.cumsum(choices.per_round(2.0 * before + 1))
+        covers = covered + np.cumsum(choices.per_round(before == 0))
+        total, squares, covered = totals[-1], square_sums[-1], covers[-1]
         if num_clients:
-            columns["variance"][step] = max(squares / num_clients - (total / num_clients) ** 2, 0.0)
-            columns["coverage"][step] = covered / num_clients
-        if squares:
-            columns["jain"][step] = total**2 / (num_clients * squares)
-        weight, weight_squares = float(choice.weights.sum()), float((choice.weights**2).sum())
-        columns["weight_sum"][step] = weight
-        columns["weight_max"][step] = choice.weights.max(initial=0.0)
-        columns["effective"][step] = weight**2 / weight_squares if weight_squares > 0 else 0.0
-        np.add.at(weight_per_client, choice.clients, choice.weights)
-        raster.add(step, choice.available, choice.clients, choice.completed)
-        if labels is not None and histogram is not None:
-            mix = histogram[choice.clients[choice.completed]].sum(axis=0, dtype=np.int64)
-            if mix.sum() > 0:
-                labels[step] = mix / mix.sum()
+            columns["variance"][steps] = np.maximum(square_sums / num_clients - (totals / num_clients) ** 2, 0.0)
+            columns["coverage"][steps] = covers / num_clients
+        columns["jain"][steps] = _ratio(totals**2, num_clients * square_sums, np.nan)
+        weight = choices.per_round(choices.weights)
+        largest = np.zeros(rounds)
+        np.maximum.at(largest, choices.row, choices.weights)
+        columns["weight_sum"][steps], columns["weight_max"][steps] = weight, largest
+        columns["effective"][steps] = _ratio(weight**2, choices.per_round(choices.weights**2), 0.0)
+        weight_per_client += np.bincount(choices.clients, choices.weights, num_clients)
+        raster.add(choices)
+        if mixes is not None:
+            mix, known = mixes.add(choices)
+            place = np.searchsorted(kept, np.arange(steps.start, steps.stop))
+            np.add.at(labels, place, mix)
+            np.add.at(present, place, known)
     if raster.is_exact:
         for index, mask in store.arrays(results.run.id, EXCLUDED_MASK, limit=num_rounds):
             raster.exclude(index, np.asarray(mask, bool))
-    return RunHistory(**columns, labels=labels, weight_per_client=weight_per_client, raster=raster.finish())
+    unknown = np.full(num_rounds, np.nan)
+    columns["label_distance"] = unknown if mixes is None else mixes.distance
+    columns["label_distance_so_far"] = unknown if mixes is None else mixes.so_far
+    return RunHistory(
+        **{name: values[kept] for name, values in columns.items()},
+        labels=None if mixes is None else _ratio(labels, present[:, None], np.nan),
+        diagnostics=_numbers(store.rounds(results.run.id, num_rounds, ("diagnostics",))["diagnostics"]),
+        weight_per_client=weight_per_client,
+        raster=raster.finish(),
+    )
+
+
+def _ratio(above: FloatArray, below: FloatArray, otherwise: float) -> FloatArray:
+    """above / below; `otherwise` where below is 0."""
+    result = np.full(above.shape, otherwise)
+    np.divide(above, below, out=result, where=below > 0)
+    return result
+
+
+def _numbers(reported: NDArray[np.object_]) -> dict[str, FloatArray]:
+    """Name -> (T,) the number of that name in each round, NaN where there is none; in order of appearance."""
+    found: dict[str, FloatArray] = {}
+    for step, values in enumerate(reported):
+        for name, value in values.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                if name not in found:
+                    found[name] = np.full(len(reported), np.nan)
+                found[name][step] = value
+    return found

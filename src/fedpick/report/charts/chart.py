@@ -6,20 +6,36 @@ import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.arrays import FloatArray
+from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.report.analysis import PolicyResults, Quantity, RunResults
 from fedpick.report.material import Material, RunHistory
 
-__all__ = ["Chart", "Measure", "Section", "Style", "cell", "column", "line_chart", "line_data", "numbers", "styles_of"]
+__all__ = [
+    "Chart",
+    "Measure",
+    "Section",
+    "Style",
+    "cell",
+    "column",
+    "line_chart",
+    "line_data",
+    "numbers",
+    "shared_rounds",
+    "styles_of",
+]
 
 PerRound = Callable[[RunResults, RunHistory], FloatArray]
+"""A value for every round of a run, or for every kept one."""
 
-_MOST_POINTS = 800
+_MOST_POINTS, _FEWEST_POINTS = 500, 100
+_MOST_NUMBERS = 20_000
+"""Of one measure, over the seeds of all policies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,18 +171,23 @@ def _line(
     runs = [run for run in material.begun(policy) if measure.applies(run)]
     if not runs:
         return None
+    found = [measure.value(run, material.histories[run.run.id]) for run in runs]
+    rounds = [
+        np.arange(len(values)) if len(values) == len(run.rounds["round"]) else run.kept
+        for run, values in zip(runs, found, strict=True)
+    ]
     # Only rounds that all seeds have can be averaged.
-    length = min(len(run.rounds["round"]) for run in runs)
-    values = np.stack([measure.value(run, material.histories[run.run.id])[:length] for run in runs])
+    shared = shared_rounds(rounds)
+    values = np.stack([each[np.isin(steps, shared)] for each, steps in zip(found, rounds, strict=True)])
     known = np.flatnonzero(np.isfinite(values).all(axis=0))
     if len(known) == 0:
         return None
-    if len(known) > _MOST_POINTS:
-        known = known[np.unique(np.linspace(0, len(known) - 1, _MOST_POINTS).astype(np.int64))]
+    most = _most_points(material) if each_seed else _MOST_POINTS
+    if len(known) > most:
+        known = known[np.unique(np.linspace(0, len(known) - 1, most).astype(np.int64))]
     values = values[:, known]
-    steps = [_steps(run) for run in runs]
     line: dict[str, Any] = {
-        axis: numbers(np.mean([step[axis][:length][known] for step in steps], axis=0)) for axis in axes
+        axis: numbers(np.mean([_steps(run, axis)[shared[known]] for run in runs], axis=0)) for axis in axes
     }
     line |= {"mean": numbers(values.mean(axis=0)), "seeds": [run.run.seed for run in runs]}
     if len(runs) > 1:
@@ -176,14 +197,22 @@ def _line(
     return line
 
 
-def _steps(run: RunResults) -> dict[str, FloatArray]:
-    """The horizontal axes of a run: rounds from 1, bytes sent both ways, seconds of virtual time."""
+def _most_points(material: Material) -> int:
+    """Points of a line in a chart that shows every seed: fewer if there are many seeds."""
+    return max(_FEWEST_POINTS, min(_MOST_POINTS, _MOST_NUMBERS // max(len(material.histories), 1)))
+
+
+def shared_rounds(rounds: Sequence[IntArray]) -> IntArray:
+    """The rounds that all of these have, ascending."""
+    return reduce(partial(np.intersect1d, assume_unique=True), rounds)
+
+
+def _steps(run: RunResults, axis: str) -> FloatArray:
+    """A horizontal axis: rounds from 1, bytes sent both ways, or seconds of virtual time."""
+    if axis == "clock":
+        return run.clock
     rounds = run.rounds
-    return {
-        "round": rounds["round"].astype(np.float64) + 1,
-        "bytes": (rounds["bytes_down"] + rounds["bytes_up"]).astype(np.float64),
-        "clock": run.clock,
-    }
+    return rounds["round"] + 1.0 if axis == "round" else (rounds["bytes_down"] + rounds["bytes_up"]).astype(np.float64)
 
 
 # Colours

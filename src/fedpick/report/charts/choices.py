@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 
 from fedpick.core.arrays import FloatArray
-from fedpick.experiments.store import FederationFacts
 from fedpick.report.analysis import PolicyResults, Quantity, RunResults
-from fedpick.report.charts.chart import Chart, Measure, cell, column, line_chart, numbers, packed
+from fedpick.report.charts.chart import Chart, Measure, cell, column, line_chart, numbers, packed, shared_rounds
 from fedpick.report.groups import GroupAccount
-from fedpick.report.material import EXCLUDED, Material, Raster, RunHistory
+from fedpick.report.material import EXCLUDED, Material, Raster, RunHistory, population_of
 
 __all__ = ["group_charts", "raster_chart", "selection_charts", "weight_charts"]
 
 _MOST_POINTS = 500
 _MOST_COLUMNS = 200
-_MOST_RASTER_CELLS = 1_500_000
+_MOST_RASTER_CELLS = 500_000
 
 
 def selection_charts(material: Material) -> list[Chart | None]:
@@ -262,26 +261,14 @@ def weight_charts(material: Material) -> list[Chart | None]:
     return [weights, *_labels(material)]
 
 
-def _population(federation: FederationFacts | None) -> FloatArray | None:
-    """(L,) share of each label in the data of all clients."""
-    if federation is None or federation.label_histogram is None:
-        return None
-    total = federation.label_histogram.sum(axis=0, dtype=np.int64).astype(np.float64)
-    return total / total.sum() if total.sum() > 0 else None
-
-
 def _label_gaps(material: Material, policy: PolicyResults) -> tuple[FloatArray, FloatArray] | None:
     """(L, columns) mean share of each label minus its share of all data, and the round of each column."""
-    gaps = []
-    for run in material.begun(policy):
-        labels = material.histories[run.run.id].labels
-        population = _population(material.federations.get(run.run.id))
-        if labels is not None and population is not None:
-            gaps.append(labels - population)
-    if not gaps:
+    runs = [run for run in material.begun(policy) if material.histories[run.run.id].labels is not None]
+    if not runs:
         return None
-    length = min(len(gap) for gap in gaps)
-    stacked = np.stack([gap[:length] for gap in gaps])
+    shared = shared_rounds([run.kept for run in runs])
+    length = len(shared)
+    stacked = np.stack([_gap(material, run)[np.isin(run.kept, shared)] for run in runs])
     known = np.asarray(np.isfinite(stacked).all(axis=2))
     mean = np.where(known[:, :, None], stacked, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)[:, None]
     filled = np.asarray(known.any(axis=0))
@@ -291,29 +278,24 @@ def _label_gaps(material: Material, policy: PolicyResults) -> tuple[FloatArray, 
     sums = np.add.reduceat(np.where(filled[:, None], mean, 0.0), starts, axis=0)
     present = np.add.reduceat(filled.astype(np.float64), starts)
     grouped = np.where(present[:, None] > 0, sums / np.maximum(present, 1)[:, None], np.nan)
-    return grouped.T, starts + (sizes - 1) / 2 + 1
+    middle = (shared[starts] + shared[starts + sizes - 1]) / 2 + 1
+    return grouped.T, middle
+
+
+def _gap(material: Material, run: RunResults) -> FloatArray:
+    """(P, L) share of each label in the cohorts minus its share of all data."""
+    labels, population = material.histories[run.run.id].labels, population_of(material.federations.get(run.run.id))
+    assert labels is not None and population is not None
+    return labels - population
 
 
 def _labels(material: Material) -> list[Chart | None]:
     """Distance of the cohorts' labels from the labels of all data: as one number, and label by label."""
 
-    def distance(run: RunResults, history: RunHistory, so_far: bool = False) -> FloatArray:
-        population = _population(material.federations.get(run.run.id))
-        if history.labels is None or population is None:
-            return np.full(len(run.rounds["round"]), np.nan)
-        mix = history.labels
-        if so_far:
-            known = np.asarray(np.isfinite(mix[:, 0]), np.bool_)
-            count = np.cumsum(known)[:, None]
-            mix = np.where(
-                count > 0, np.cumsum(np.where(known[:, None], mix, 0.0), axis=0) / np.maximum(count, 1), np.nan
-            )
-        return np.asarray(np.abs(mix - population).sum(axis=1) / 2)
-
-    def distance_so_far(run: RunResults, history: RunHistory) -> FloatArray:
-        return distance(run, history, so_far=True)
-
-    measures = [Measure("so_far", "all cohorts so far", distance_so_far), Measure("distance", "each cohort", distance)]
+    measures = [
+        Measure("so_far", "all cohorts so far", column("label_distance_so_far")),
+        Measure("distance", "each cohort", column("label_distance")),
+    ]
     lines = line_chart(
         material,
         measures,
@@ -330,7 +312,7 @@ def _labels(material: Material) -> list[Chart | None]:
         for label, pair in found.items()
         if pair is not None
     ]
-    population = _population(material.shared_federation())
+    population = population_of(material.shared_federation())
     return [
         lines,
         Chart(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -196,19 +197,17 @@ def _map(material: Material) -> Chart | None:
 
 def _numeric_diagnostics(material: Material) -> list[str]:
     """Names of the plain numbers that policies reported, in order of appearance."""
-    names: dict[str, None] = {}
-    for run in material.all_begun():
-        for record in run.rounds["diagnostics"]:
-            for name, value in record.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool):
-                    names.setdefault(name)
-    return list(names)
+    return list(dict.fromkeys(name for run in material.all_begun() for name in _reported(material, run)))
+
+
+def _reported(material: Material, run: RunResults) -> Mapping[str, FloatArray]:
+    return material.histories[run.run.id].diagnostics
 
 
 def _diagnostic(name: str) -> PerRound:
-    def value(run: RunResults, _: RunHistory) -> FloatArray:
-        found = [record.get(name) for record in run.rounds["diagnostics"]]
-        return np.array([item if isinstance(item, (int, float)) else np.nan for item in found], np.float64)
+    def value(run: RunResults, history: RunHistory) -> FloatArray:
+        found = history.diagnostics.get(name)
+        return np.full(len(run.rounds["round"]), np.nan) if found is None else found
 
     return value
 
