@@ -21,8 +21,10 @@ _SAMPLE_PER_PROTOTYPE = 16
 _SAMPLE_NUMBERS = 4_000_000
 _REFINEMENTS = 3
 # Multiplications per block of rows. Small blocks stay in the cache, and below this size the usual linear algebra
-# libraries do not start threads, which on a busy machine wait longer than they compute.
-_BLOCK_WORK = 2**18
+# libraries do not start threads, which on a busy machine wait longer than they compute. With many centres a block has
+# more work than that in any case: then NumPy's own cost per block counts.
+_BLOCK_WORK, _FEWEST_ROWS = 2**18, 128
+_HASHED_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,14 @@ def merge(rows: FloatArray, limit: int) -> Prototypes:
 def _distinct(rows: FloatArray) -> tuple[IntArray, IntArray]:
     """(first row of each distinct value, in order of appearance; for every row, which of them it equals)."""
     bits = np.ascontiguousarray(rows + 0.0).view(np.uint64)  # + 0.0: -0.0 and 0.0 are equal
-    key = np.zeros(len(rows), dtype=np.uint64)
-    for column in range(bits.shape[1]):
-        key = (key ^ bits[:, column]) * np.uint64(0x9E3779B97F4A7C15)
-        key ^= key >> np.uint64(29)
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    keys = np.zeros(len(rows), dtype=np.uint64)
+    for begin in range(0, len(rows), _HASHED_ROWS):  # a block stays in the cache while its columns are read
+        key = keys[begin : begin + _HASHED_ROWS]
+        for column in bits[begin : begin + _HASHED_ROWS].T:
+            key ^= column
+            key *= np.uint64(0x9E3779B97F4A7C15)
+            key ^= key >> np.uint64(29)
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     if not np.array_equal(rows[first[inverse]], rows):  # two rows share a key: compare them in full
         _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
@@ -96,10 +101,14 @@ def nearest_centre(rows: FloatArray, centres: FloatArray) -> IntArray:
     """Return the position of the nearest centre for every row."""
     nearest = np.empty(len(rows), dtype=np.int64)
     half_squares = (centres**2).sum(axis=1) / 2
-    size = max(_BLOCK_WORK // max(centres.size, 1), 8)
+    transposed = np.ascontiguousarray(centres.T)
+    size = max(_BLOCK_WORK // max(centres.size, 1), _FEWEST_ROWS)
+    products = np.empty((min(size, len(rows)), len(centres)))
     for begin in range(0, len(rows), size):
-        block = slice(begin, begin + size)
-        nearest[block] = np.argmin(half_squares - rows[block] @ centres.T, axis=1)
+        block = rows[begin : begin + size]
+        score = np.matmul(block, transposed, out=products[: len(block)])
+        score -= half_squares
+        score.argmax(axis=1, out=nearest[begin : begin + size])
     return nearest
 
 
