@@ -3,6 +3,7 @@
 import csv
 import io
 import sys
+import tracemalloc
 import zipfile
 import zlib
 
@@ -121,6 +122,30 @@ def test_logs_that_are_no_logs(tmp_path):
     (tmp_path / "b.json").write_text("[" * 100_000)
     with pytest.raises(DataError, match="not a JSON file"):
         read_logs(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02Nr\xff\xff\xff\x3f.",  # a memo of 2^30 places: 16 GB in Python's own unpickler
+        b"\x80\x05\x96" + (2**62).to_bytes(8, "little") + b"x.",  # a bytearray of 2^62 bytes
+        b"\x80\x05\x8e" + (2**62).to_bytes(8, "little") + b"x.",  # likewise bytes
+        b"\x80\x05\x8d" + (2**62).to_bytes(8, "little") + b"x.",  # likewise text
+        b"cos\nsystem\n(S'true'\ntR.",
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
+        b"\x80\x04]\x94(K\x01\x90.",
+    ],
+)
+def test_pickles_that_call_or_fill_the_memory(tmp_path, capfd, content):
+    """Python prints a SystemError of its own where a bytearray of a damaged file does not fit into the memory."""
+    (tmp_path / "a.pkl").write_bytes(content)
+    tracemalloc.start()
+    with pytest.raises(DataError):
+        read_logs(tmp_path / "a.pkl")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
+    assert capfd.readouterr().err == ""
 
 
 def test_deeply_nested_toml(tmp_path):

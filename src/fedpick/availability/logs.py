@@ -337,17 +337,40 @@ def _flash_events(where: str, messages: str, requirements: Sequence[str]) -> Ite
         yield moment, _AVAILABLE * all(met[name] for name in requirements)
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Read numbers, strings, lists and dicts only. Refuse any import or call."""
+_PLAIN = (
+    "PROTO FRAME STOP MARK POP POP_MARK DUP GET BINGET LONG_BINGET PUT BINPUT LONG_BINPUT MEMOIZE NONE NEWTRUE "
+    "NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE "
+    "BINUNICODE SHORT_BINUNICODE BINUNICODE8 EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM SETITEMS "
+    "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3"
+)
+_NAMING = "GLOBAL STACK_GLOBAL INST"  # call find_class, which says what the pickle asks for
+_UNPICKLER: Any = pickle._Unpickler  # the one in Python
+_REFUSED = (
+    "A FedScale behaviour trace holds whole numbers, strings, lists and dicts only; anything else could run code and "
+    "is refused. Do not load this file with plain pickle either."
+)
+
+
+class _PlainUnpickler(_UNPICKLER):  # type: ignore[misc]  # its base is Any
+    """Read numbers, strings, lists, tuples and dicts only. Refuse every other instruction, any import or call first.
+
+    The unpickler in C cannot leave instructions out, and some of them fill the memory: a file of ten bytes makes it
+    reserve 16 GB for its memo. It is six times as fast; a trace of 100,000 devices takes some seconds here.
+    """
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        code[0]: _UNPICKLER.dispatch[code[0]]
+        for code in (getattr(pickle, name) for name in f"{_PLAIN} {_NAMING}".split())
+    }
+
+    def load(self) -> Any:
+        try:
+            return super().load()
+        except KeyError as error:  # as the loop over the instructions raises it
+            raise DataError(f"The pickle has the instruction {bytes([error.args[0]])!r}. {_REFUSED}") from None
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise DataError(
-            f"The pickle asks for {module}.{name}. A FedScale behaviour trace holds whole numbers, strings, lists and "
-            "dicts only; anything else could run code and is refused. Do not load this file with plain pickle either."
-        )
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise DataError("The pickle refers to an object outside itself, which a FedScale behaviour trace never does.")
+        raise DataError(f"The pickle asks for {module}.{name}. {_REFUSED}")
 
 
 def read_fedscale(path: str | Path) -> DeviceLogs:
