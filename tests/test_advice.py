@@ -67,7 +67,7 @@ def test_logs_are_matched_by_the_ids_of_the_table(folder):
     given = small(availability="log.csv")
     with closing(open_store()) as store:
         choices = store.choices(store.runs(given.experiment.id)[0].id, limit=2)
-        masks = [choice.available.tolist() for choice in choices]
+        masks = [mask.tolist() for choice in choices for mask in choice.available]
     #            north  south  east  west
     assert masks == [[True, False, True, True], [False, True, True, True]]
 

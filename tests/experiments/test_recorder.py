@@ -49,10 +49,7 @@ def train(session, recorder, rounds, *, bonus=0.0, **more):
 def rows_of(store, run_id):
     """Everything in the store about the rounds of a run, times aside."""
     columns = {name: values.tolist() for name, values in store.rounds(run_id).items() if "seconds" not in name}
-    chosen = [
-        (each.clients.tolist(), each.weights.tolist(), each.completed.tolist(), each.available.tolist())
-        for each in store.choices(run_id)
-    ]
+    chosen = [(*(values.tolist() for values in each[1:]),) for each in store.choices(run_id)]
     return repr(columns), chosen
 
 
@@ -172,7 +169,7 @@ def test_clients_that_join_were_not_available_before(store):
         session.grow(clients_of(8))
         train(session, recorder, 2)
         run_id = recorder.run_id
-    masks = [choice.available for choice in store.choices(run_id)]
+    masks = [mask for choices in store.choices(run_id) for mask in choices.available]
     assert [len(mask) for mask in masks] == [8, 8, 8, 8]
     assert [mask[6:].all() for mask in masks] == [False, False, True, True]
     assert masks[0][1:6].all() and not masks[0][0]

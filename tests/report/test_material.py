@@ -131,6 +131,16 @@ def test_accounts_are_those_of_the_plain_definitions(store):
             assert account.left_out[name] == whole.left_out[name] == pytest.approx(expected)
 
 
+def test_seconds_are_means_of_the_second_half(store):
+    """The first half includes compilation."""
+    with store.writing() as connection:
+        connection.exec_driver_sql("UPDATE rounds SET train_seconds = 100 - round, measure_seconds = NULL")
+    for run in (run for policy in analysis.load_results(store, store.experiment()).policies for run in policy.runs):
+        count = len(run.rounds["round"])
+        assert run.seconds["train"] == pytest.approx(100 - np.arange(count // 2, count).mean())
+        assert run.seconds["measure"] is None
+
+
 def test_lines_end_where_the_shortest_seed_ends(store):
     material = read_material(store)
     line = line_data(material, [Measure("coverage", "", column("coverage"))])["measures"][0]["series"]["uniform"]

@@ -35,11 +35,8 @@ def make_run(accuracy, *, seed=0, label="uniform", counts=(1, 1, 2), every=1, wa
             "updates_up": 2 * steps,
             "bytes_down": 300 * steps,
             "bytes_up": 200 * steps,
-            "select_seconds": np.full(rounds, 0.001),
-            "measure_seconds": np.zeros(rounds),
-            "train_seconds": np.array([9.0] + [0.01] * (rounds - 1)),
-            "evaluate_seconds": np.full(rounds, np.nan),
         },
+        seconds={"select": 0.001, "measure": 0.0, "train": 0.01, "evaluate": None},
         counts=np.array(counts),
         wanted=rounds if wanted is None else wanted,
     )

@@ -73,12 +73,12 @@ class RunResults:
     run: Run
     rounds: Mapping[str, NDArray[Any]]
     """The columns of COLUMNS, (T,) each."""
-    seconds: Mapping[str, float | None]
-    """Mean seconds per round for each of PARTS, over the second half of the rounds."""
     counts: IntArray
     """(N,)"""
     wanted: int
     """Rounds that the experiment asks for."""
+    seconds: Mapping[str, float | None] = field(default_factory=dict)
+    """Mean seconds per round for each of PARTS, over the second half of the rounds."""
     thrown_away: float | None = None
     """Share of the clients' time that did not enter the model; None without a clock."""
 
@@ -401,7 +401,7 @@ def selection_variance(results: RunResults) -> float | None:
 
 def seconds_per_round(results: RunResults, part: str) -> float | None:
     """Mean seconds per round for one of PARTS."""
-    return results.seconds[part]
+    return results.seconds.get(part)
 
 
 # Dependence on one parameter
