@@ -1,8 +1,9 @@
 """The cost of a decision as the federation grows: `ask` + `tell` of every policy, from a hundred clients to a million.
 
-Only the policy and its session are timed: half of the clients are available in each round, all chosen clients complete,
-and the answers to probes come from an array. The first rounds, in which policies create their state or draw at random,
-are not timed.
+Only the policy and its session are timed: half of the clients are available in each round, all chosen clients complete
+and report everything, and the answers to probes come from an array. The first rounds, in which policies create their
+state or draw at random, are not timed. Policies that compare the latest updates of clients know those of all of them:
+the costly case, which a run reaches after many rounds.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fedpick.core.policy import Signal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.session import Session
 from fedpick.core.types import Clients, Outcome, Probe
+from fedpick.policies._sketches import LatestSketches
 from fedpick.report.figures.canvas import new_figure, save_figure
 
 __all__ = ["command", "exponent", "measure"]
@@ -34,6 +36,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }
 SETTLING_ROUNDS = 4
 VECTOR_WIDTH = 8
+SKETCH_WIDTH = 10
 
 
 class _World:
@@ -48,6 +51,7 @@ class _World:
             correlation=rng.random(num_clients) * 0.5,
         )
         self.answers = 1.0 + rng.random((num_clients, VECTOR_WIDTH))
+        self.sketches = rng.normal(size=(num_clients, SKETCH_WIDTH))
         self.masks = rng.random((3, num_clients)) < 0.5
         self.measuring = 0.0
 
@@ -69,7 +73,15 @@ class _World:
         reports = self.answers[selection.clients, 0]
         done = np.ones(len(selection.clients), dtype=bool)
         outcome = Outcome(
-            index=session.round, clients=selection.clients, completed=done, loss=reports, train_loss=reports
+            index=session.round,
+            clients=selection.clients,
+            completed=done,
+            loss=reports,
+            train_loss=reports,
+            loss_rms=reports,
+            duration=reports,
+            update_norm=reports,
+            sketch=self.sketches[selection.clients],
         )
         again = time.perf_counter()
         session.tell(outcome)
@@ -86,6 +98,9 @@ def measure(
     world = world or _World(num_clients, seed)
     tracemalloc.start()
     session = Session(policies.get(name, **PARAMETERS.get(name, {})), world.clients, seed)
+    if isinstance(session.state, LatestSketches):
+        known = {"known": np.arange(num_clients), "vectors": world.sketches}
+        session.restore(known, {}, round=0)
     for _ in range(SETTLING_ROUNDS + 1):
         world.play(session, budget)
     peak = tracemalloc.get_traced_memory()[1]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import pytest
@@ -445,6 +445,72 @@ def test_a_kill_at_any_moment_leaves_a_state_that_loads(tmp_path, attempt):
     assert session.round >= reached  # what save() confirmed is there; at most the next round is, too
     assert session.round <= reached + 1
     session.ask(budget=3)
+
+
+SAVING = """
+import resource, signal, sys, numpy as np, fedpick
+from pathlib import Path
+from fedpick import Clients, Outcome, Session
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+def play(session):
+    chosen = session.ask(budget=5).clients
+    losses = 2 + np.sin(chosen + session.round)
+    session.tell(Outcome(index=session.round, clients=chosen, completed=np.ones(5, bool), loss=losses))
+def start():
+    return Session(fedpick.policies.get("afl"), Clients(num_examples=np.arange(1.0, 50_001)), seed=1)
+if __name__ == "__main__":
+    where, full = Path(sys.argv[1]), sys.argv[2] == "full"
+    session = Session.load(where) if (where / "session.npz").exists() else start()
+    while True:
+        play(session)
+        if full:  # a limit on the size of files stands for a disk that fills up in the middle of writing
+            _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+            try:
+                session.save(where)
+                sys.exit("saved although the disk is full")
+            except OSError:
+                print("full", flush=True)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        if session.round % 2 or not full:
+            session.save(where)
+            print(session.round, flush=True)
+"""
+
+
+@pytest.mark.parametrize("disk", ["full", "empty"])
+@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.slow)])
+def test_kills_while_saving_lose_no_round_that_was_confirmed(tmp_path, kills, disk):
+    script, where = tmp_path / "saving.py", tmp_path / "state"
+    script.write_text(SAVING)
+    rng, confirmed, refused = np.random.default_rng(kills), 0, 0
+    for _ in range(kills):
+        child = subprocess.Popen([sys.executable, script, where, disk], stdout=subprocess.PIPE, text=True)
+        try:
+            said = [child.stdout.readline()]
+            time.sleep(rng.uniform(0, 0.1))
+        finally:
+            child.kill()
+            said += child.communicate()[0].splitlines()
+        said = [line.strip() for line in said if line.strip()]
+        refused += said.count("full")
+        confirmed = max([confirmed, *(int(line) for line in said if line.isdigit())])
+        if confirmed:
+            found = Session.load(where).round
+            assert confirmed <= found <= confirmed + 2
+            confirmed = found
+    assert (refused > 0) == (disk == "full")
+    assert confirmed > 0
+    content: dict[str, Any] = {"__name__": "saving"}
+    exec(SAVING, content)
+    undisturbed, session = content["start"](), Session.load(where)
+    while undisturbed.round < session.round:
+        content["play"](undisturbed)
+    arrays, plain = states.split(session.state)
+    expected, expected_plain = states.split(undisturbed.state)
+    assert plain == expected_plain
+    for name, values in expected.items():
+        np.testing.assert_array_equal(arrays[name], values)
 
 
 def test_a_state_is_not_given_to_another_policy(tmp_path):

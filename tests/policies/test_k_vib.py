@@ -8,6 +8,7 @@ import pytest
 from fedpick import Clients, Outcome, RoundContext, Session, policies
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Signal
+from fedpick.policies._rates import selection_rates
 from fedpick.policies.k_vib import KVib, KVibState, probabilities_reference
 
 
@@ -113,3 +114,17 @@ def test_options():
         policies.get("k-vib", theta=0.0)
     with pytest.raises(InvalidInput, match="'gamma' parameter of KVib"):
         policies.get("k-vib", gamma=-1.0)
+
+
+def test_the_root_that_the_authors_code_leaves_out():
+    """By hand. Their code: omega + gamma = (1, 1, 10), so 1/12, 1/12, 10/12. The paper: roots 1, 1, 3.162."""
+    omega = np.array([0.0, 0.0, 9.0])
+    root = np.sqrt(10.0)
+    expected = np.array([1, 1, root]) / (2 + root)
+    assert probabilities_reference(omega, 1.0, 1e-12, 1) == pytest.approx(expected)
+    assert selection_rates(np.sqrt(omega + 1.0), 1) == pytest.approx(expected)
+
+
+def test_a_client_that_must_be_taken_has_the_probability_one():
+    """By hand. Sizes (1, 1, 10) and two places: 1/2, 1/2, 1. Their solver and FedLab's give 1/2, 1/2, 5."""
+    assert selection_rates(np.array([1.0, 1.0, 10.0]), 2) == pytest.approx([0.5, 0.5, 1.0])

@@ -50,8 +50,9 @@ def make_large_store(path, num_rounds, *, seeds=20, num_clients=100, budget=10):
                 (tables.rounds, _round_rows(run, rounds, budget, rng)),
                 (tables.selections, _selection_rows(run, rounds, num_clients, budget, rng)),
             ):
-                places = ", ".join("?" * len(table.c))
-                connection.executemany(f"INSERT INTO {table.name} VALUES ({places})", rows)
+                names = [column.name for column in table.c if column.name != "clock"]
+                places = ", ".join("?" * len(names))
+                connection.executemany(f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({places})", rows)
     connection.close()
 
 

@@ -20,6 +20,8 @@ Deviations:
   about them.
 - A client that joins later starts with the mean omega of the others: with 0 it would count as one without news.
 - A client that did not complete, or reported no usable norm, adds nothing.
+- The authors' code takes y proportional to omega + gamma, without the root; theirs is the fixed r = 0.1 in place of
+  G^2. The paper's rule is used here.
 """
 
 from __future__ import annotations
