@@ -259,8 +259,10 @@ def same_command() -> str:
 def _print_json(store: Store, outcome: Report, seconds: float, by: str) -> None:
     from fedpick.experiments.encoding import to_json
     from fedpick.report import analysis, tables
+    from fedpick.report.fairness import fairness_of
 
     results = analysis.load_results(store, outcome.experiment)
+    fairness = fairness_of(store, results)
     measured = {
         table.title: {
             label: {
@@ -269,7 +271,7 @@ def _print_json(store: Store, outcome: Report, seconds: float, by: str) -> None:
             }
             for label, quantities in table.lines
         }
-        for table in tables.tables_of(results)
+        for table in (*tables.tables_of(results), *([tables.fairness_table(results, fairness)] if fairness else []))
     }
     end = {
         "event": "end",
@@ -278,7 +280,7 @@ def _print_json(store: Store, outcome: Report, seconds: float, by: str) -> None:
         "stopped": outcome.stopped,
         "failures": outcome.failures,
         "seconds": round(seconds, 3),
-        "verdict": _verdict(store, results, by=by).sentences,
+        "verdict": _verdict(store, results, fairness=fairness, by=by).sentences,
         "tables": measured,
     }
     typer.echo(to_json(end, sort_keys=False))
@@ -293,10 +295,15 @@ def wide_console() -> Console:
 
 def _print_results(store: Store, experiment: Experiment, by: str) -> None:
     from fedpick.report import analysis, tables
+    from fedpick.report.fairness import fairness_of
 
     results = analysis.load_results(store, experiment)
-    _print_verdict(_verdict(store, results, by=by))
-    for table in tables.tables_of(results):
+    fairness = fairness_of(store, results)
+    _print_verdict(_verdict(store, results, fairness=fairness, by=by))
+    shown = tables.tables_of(results)
+    if fairness:
+        shown.append(tables.fairness_table(results, fairness))
+    for table in shown:
         wide_console().print(tables.to_rich(table))
 
 
@@ -381,6 +388,7 @@ def report(
     from fedpick.cli.options import one_of
     from fedpick.experiments.store import open_store
     from fedpick.report import analysis, tables
+    from fedpick.report.fairness import fairness_of
 
     one_of(form, tables.FORMATS, "format")
     one_of(by, _JUDGED_BY, "by")
@@ -400,7 +408,10 @@ def report(
 
             accounts = accounts_of(opened, results, groups)
             shown += [tables.group_table(results, accounts), tables.distance_table(results, accounts)]
-        verdict = _verdict(opened, results, against=against, window=window, by=by)
+        fairness = fairness_of(opened, results)
+        if fairness:
+            shown.append(tables.fairness_table(results, fairness))
+        verdict = _verdict(opened, results, fairness=fairness, against=against, window=window, by=by)
         if form == "terminal":
             _print_verdict(verdict)
             for table in shown:

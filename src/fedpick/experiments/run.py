@@ -33,9 +33,10 @@ from fedpick.experiments.leases import RunLeased
 from fedpick.experiments.manifest import new_manifest
 from fedpick.experiments.schema import sa
 from fedpick.experiments.settings import RunParts, build_settings, federation_of, federation_texts
-from fedpick.experiments.store import Store, StoreError, StoreLocked, in_a_sentence
+from fedpick.experiments.store import ClientAccuracies, Store, StoreError, StoreLocked, in_a_sentence
 
 if TYPE_CHECKING:
+    from fedpick.data.types import Part
     from fedpick.sim import Simulator
     from fedpick.sim.loop import Masks
 
@@ -122,6 +123,17 @@ class FederatedRun:
             assert isinstance(self.trace, ReplayTrace)  # validated with the spec
             return AtClock(self.trace, self.simulator, history * self.trace.round_seconds)
         return LaterTrace(self.trace, history) if history else self.trace
+
+    def client_accuracies(self) -> ClientAccuracies | None:
+        """Measure the current model on every client's own test data, else on its validation or training data.
+
+        None if the data have no classes.
+        """
+        if not self.federation["num_classes"]:
+            return None
+        parts: tuple[Part, ...] = ("test", "validation", "train")
+        part = next(part for part in parts if self.simulator.examples.has(part))
+        return ClientAccuracies(self.simulator.round, part, self.simulator.evaluate_clients(part)[1])
 
     def checkpoint(self) -> bytes:
         """Return everything needed to go on after the latest round."""
@@ -295,7 +307,8 @@ def _commit_rounds(
         start = time.perf_counter()
         due = finished or stopping or start - latest >= _CHECKPOINT_SHARE * cost
         content = run.checkpoint() if due else None
-        store.write_round(run_id, record, checkpoint=content, wall_seconds=start - clock)
+        accuracies = run.client_accuracies() if finished else None
+        store.write_round(run_id, record, checkpoint=content, wall_seconds=start - clock, accuracies=accuracies)
         clock = time.perf_counter()
         if due:
             latest, cost = clock, clock - start

@@ -38,11 +38,14 @@ Schema, version 1. Public: scripts may read it with any SQL tool. Rounds count f
 `checkpoints`      where a run resumes: run_id, rounds_done, content (.npz of model and policy state)
 `checksums`        one row per run and round: run_id, round, digest (BLAKE2b of the digest before it, the row of
     `rounds`, the row of `selections` and the arrays of the round; see `fedpick.experiments.integrity`)
+`client_accuracies`  how good the final model of a run is for each client
+    run_id, rounds_done (of the run when it was measured), part (the clients' data it was measured on: "test",
+    "validation" or "train"), accuracies (zlib of a .npy file: (N,) float32, NaN for a client without such data)
 `leases`           which process computes a run: run_id, owner, beat (when the owner last renewed it, in seconds since
     1970); see `fedpick.experiments.leases`
 
-The last two tables and the column `rounds.clock` are younger than the others. A store without them is still version 1:
-they are added when it is opened for writing, and rounds without a checksum count as unverified.
+The last three tables and the column `rounds.clock` are younger than the others. A store without them is still version
+1: they are added when it is opened for writing, and rounds without a checksum count as unverified.
 
 Arrays without another note are raw little-endian bytes: `numpy.frombuffer(value, "<f8")`. A number NaN is NULL. In
 `spec`, `settings` and `parameters`, infinity (`kappa2 = inf`) is the word Infinity, and NaN NaN, as in JSON5.
@@ -72,6 +75,7 @@ __all__ = [
     "arrays",
     "checkpoints",
     "checksums",
+    "client_accuracies",
     "experiments",
     "federations",
     "leases",
@@ -216,6 +220,15 @@ checkpoints = sa.Table(
 )
 
 checksums = sa.Table("checksums", metadata, *_run_and_round(), sa.Column("digest", sa.LargeBinary, nullable=False))
+
+client_accuracies = sa.Table(
+    "client_accuracies",
+    metadata,
+    sa.Column("run_id", sa.ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("rounds_done", sa.Integer, nullable=False),
+    sa.Column("part", sa.Text, nullable=False),
+    sa.Column("accuracies", sa.LargeBinary, nullable=False),
+)
 
 leases = sa.Table(
     "leases",

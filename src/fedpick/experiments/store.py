@@ -51,6 +51,7 @@ from fedpick.experiments.spec import Spec, canonical_json, digest_of
 
 __all__ = [
     "Choices",
+    "ClientAccuracies",
     "Experiment",
     "FederationFacts",
     "Run",
@@ -266,6 +267,17 @@ class Choices(NamedTuple):
     def per_round(self, values: NDArray[Any]) -> FloatArray:
         """(B,) sum of a value of each choice over the choices of a round."""
         return np.bincount(self.row, values, len(self.available)).astype(np.float64)
+
+
+class ClientAccuracies(NamedTuple):
+    """How good a model is for each client."""
+
+    rounds: int
+    """Rounds done when it was measured."""
+    part: str
+    """The clients' data it was measured on: "test", "validation", "train", or "own" if a loop of the user did."""
+    values: FloatArray
+    """(N,) accuracies; NaN for a client without such data."""
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -604,6 +616,8 @@ class Store:
     def _drop_rounds(self, connection: sa.Connection, run_id: int, first: int) -> None:
         for table in (tables.arrays, tables.selections, tables.rounds, tables.checksums):
             connection.execute(table.delete().where(table.c.run_id == run_id, table.c.round >= first))
+        final = tables.client_accuracies
+        connection.execute(final.delete().where(final.c.run_id == run_id, final.c.rounds_done > first))
         connection.execute(tables.runs.update().where(tables.runs.c.id == run_id), {"rounds_done": first})
 
     def replace_federation(self, run_id: int, federation_id: int) -> None:
@@ -641,9 +655,19 @@ class Store:
         self._digests[run_id] = digest if done else None
 
     def write_round(
-        self, run_id: int, record: RoundRecord, *, checkpoint: bytes | None, wall_seconds: float = 0.0
+        self,
+        run_id: int,
+        record: RoundRecord,
+        *,
+        checkpoint: bytes | None,
+        wall_seconds: float = 0.0,
+        accuracies: ClientAccuracies | None = None,
     ) -> None:
-        """Commit one round: rows, progress and, where given, the checkpoint after it. Needs the lease of the run."""
+        """Commit one round: rows, progress and, where given, the checkpoint after it. Needs the lease of the run.
+
+        `accuracies` are those of the final model. They are no part of the round: its rows must not depend on whether
+        it is the last one.
+        """
         if run_id not in self._digests:
             raise self._lost(run_id)
         text, found = split_diagnostics(record.selection.diagnostics)
@@ -664,6 +688,8 @@ class Store:
                 connection.execute(tables.arrays.insert(), {**key, "name": name, "value": value})
             if checkpoint is not None:
                 _put_checkpoint(connection, run_id, record.index + 1, checkpoint)
+            if accuracies is not None:
+                _put_accuracies(connection, run_id, accuracies)
             connection.execute(_PROGRESS, {**progress, "latest": _number(record.test_accuracy)})
         self._digests[run_id] = digest
 
@@ -868,6 +894,22 @@ class Store:
         return counts
 
     @_reads
+    def client_accuracies(self, run_id: int, rounds: int) -> ClientAccuracies | None:
+        """How good the model was for each client after this many rounds; None: not measured then.
+
+        A recorded run may have measured it after any round: the latest counts.
+        """
+        final = tables.client_accuracies
+        if sa.inspect(self.engine).has_table(final.name):
+            query = sa.select(final.c.part, final.c.accuracies)
+            for part, content in self._rows(query.where(final.c.run_id == run_id, final.c.rounds_done == rounds)):
+                return ClientAccuracies(rounds, part, bytes_array(content).astype(np.float64))
+        measured = [index for index in self.array_names(run_id).get("evaluation/accuracies", []) if index < rounds]
+        if not measured:
+            return None
+        return ClientAccuracies(measured[-1] + 1, "own", self.array(run_id, measured[-1], "evaluation/accuracies"))
+
+    @_reads
     def array_names(self, run_id: int) -> dict[str, list[int]]:
         """name -> the rounds in which such an array was stored."""
         columns = tables.arrays.c
@@ -960,6 +1002,13 @@ def _put_checkpoint(connection: sa.Connection, run_id: int, rounds_done: int, co
     values = {"rounds_done": rounds_done, "content": content}
     if connection.execute(_CHECKPOINT, {"run": run_id, **values}).rowcount == 0:
         connection.execute(tables.checkpoints.insert(), {"run_id": run_id, **values})
+
+
+def _put_accuracies(connection: sa.Connection, run_id: int, accuracies: ClientAccuracies) -> None:
+    table, values = tables.client_accuracies, accuracies.values.astype("<f4")
+    connection.execute(table.delete().where(table.c.run_id == run_id))
+    row = {"rounds_done": accuracies.rounds, "part": accuracies.part, "accuracies": array_bytes(values)}
+    connection.execute(table.insert(), {"run_id": run_id, **row})
 
 
 def _insert(connection: sa.Connection, table: sa.Table, **values: Any) -> int:

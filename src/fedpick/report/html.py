@@ -31,7 +31,16 @@ from fedpick.report.analysis import Quantity, Results, RunResults
 from fedpick.report.charts import sections_of
 from fedpick.report.charts.chart import Chart, Section, Style, styles_of
 from fedpick.report.material import Material, opened, read_material
-from fedpick.report.tables import TIME_TITLE, Column, Table, difference_table, distance_table, group_table, tables_of
+from fedpick.report.tables import (
+    TIME_TITLE,
+    Column,
+    Table,
+    difference_table,
+    distance_table,
+    fairness_table,
+    group_table,
+    tables_of,
+)
 from fedpick.report.verdict import Verdict, verdict_of
 
 try:
@@ -76,6 +85,7 @@ def page_of(material: Material, *, window: int = 1, against: str | None = None, 
     if against is not None:
         tables.insert(0, difference_table(results, against, window))  # next to its figure
     after = {
+        "outcome": _table(fairness_table(results, material.fairness), styles) if material.fairness else "",
         "results": "".join(_table(table, styles) for table in tables),
         "groups": _groups_card(material, styles),
         "appendix": "".join(_table(table, styles) for table in times) + _distance_card(material, styles),
@@ -96,7 +106,7 @@ def page_of(material: Material, *, window: int = 1, against: str | None = None, 
         "lead": escape(_lead(material)),
         "contents": "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, title, _ in parts),
         "main": _notices(results)
-        + _verdict(verdict_of(results, material.accounts, against=against, window=window, by=by))
+        + _verdict(verdict_of(results, material.accounts, material.fairness, against=against, window=window, by=by))
         + _tiles(material, styles)
         + "".join(text for _, _, text in parts),
         "footer": _FOOTER.format(version=escape(fedpick.__version__)),

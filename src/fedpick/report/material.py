@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.experiments.store import Choices, Experiment, FederationFacts, Store, open_store
 from fedpick.report.analysis import PolicyResults, Results, RunResults, load_results
+from fedpick.report.fairness import Fairness, fairness_of
 from fedpick.report.groups import EXCLUDED as EXCLUDED_MASK
 from fedpick.report.groups import GroupAccount, accounts_of
 
@@ -101,6 +102,8 @@ class Material:
     """By run id."""
     accounts: Mapping[int, GroupAccount] = field(default_factory=dict)
     """By run id; empty if the clients are not grouped."""
+    fairness: Mapping[int, Fairness] = field(default_factory=dict)
+    """By run id; only runs whose final model was measured for each client."""
 
     def begun(self, policy: PolicyResults) -> list[RunResults]:
         """The runs of a policy that have at least one round."""
@@ -159,7 +162,14 @@ def read_material(
         if len(run.rounds["round"]):
             histories[run.run.id] = read_history(store, run, federations.get(run.run.id))
     accounts = accounts_of(store, results, grouping)
-    return Material(store=store, results=results, histories=histories, federations=federations, accounts=accounts)
+    return Material(
+        store=store,
+        results=results,
+        histories=histories,
+        federations=federations,
+        accounts=accounts,
+        fairness=fairness_of(store, results),
+    )
 
 
 class _RasterBuilder:

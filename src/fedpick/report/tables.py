@@ -19,7 +19,8 @@ import numpy as np
 from fedpick.core.errors import InvalidInput
 from fedpick.experiments.tuning import Choice
 from fedpick.report import analysis
-from fedpick.report.analysis import Difference, PolicyResults, Quantity, Results, RunMeasure
+from fedpick.report.analysis import Difference, PolicyResults, Quantity, Results, RunMeasure, RunResults
+from fedpick.report.fairness import PARTS, Fairness, jain_index
 from fedpick.report.groups import GroupAccount
 from fedpick.theory.ca_fed import bias_bound_chi_square, bias_bound_total_variation
 
@@ -34,6 +35,7 @@ __all__ = [
     "difference_columns",
     "difference_table",
     "distance_table",
+    "fairness_table",
     "group_table",
     "render",
     "search_table",
@@ -232,8 +234,11 @@ def tables_of(results: Results, window: int = 1) -> list[Table]:
 
 def _measured(table: Table, results: Results) -> Table:
     """Without the columns that a recorded training loop did not measure. A simulation measures all of them."""
-    if not results.experiment.recorded:
-        return table
+    return _non_empty(table) if results.experiment.recorded else table
+
+
+def _non_empty(table: Table) -> Table:
+    """Without the columns in which no policy has a value."""
     kept = [place for place in range(len(table.columns)) if any(line[place].known for _, line in table.lines)]
     lines = tuple((label, tuple(line[place] for place in kept)) for label, line in table.lines)
     return replace(table, columns=tuple(table.columns[place] for place in kept), lines=lines)
@@ -277,6 +282,44 @@ def search_table(title: str, choices: Sequence[Choice], note: str) -> Table:
     marks = tuple(str(choice.best) for choice in choices)
     rates = not any(choice.best.others for choice in choices)
     return Table(title, columns, lines, note, corner="learning rates" if rates else "settings", marks=marks)
+
+
+# What the clients get
+
+
+def fairness_table(results: Results, fairness: Mapping[int, Fairness]) -> Table:
+    """How good the final model is for its clients, per policy; `fairness` is that of `fairness.fairness_of`."""
+
+    def of(value: Callable[[Fairness], float | None]) -> RunMeasure:
+        return lambda run: value(fairness[run.run.id]) if run.run.id in fairness else None
+
+    def group(by: str, name: str) -> RunMeasure:
+        return of(lambda each: each.groups.get(by, {}).get(name))
+
+    def lowest_label(each: Fairness) -> float | None:
+        return min(each.groups["label"].values()) if each.groups.get("label") else None
+
+    def selection(run: RunResults) -> float | None:
+        return jain_index(run.counts)
+
+    columns = [
+        Column("mean of clients %", of(lambda each: each.mean), 1, 100.0, "high"),
+        Column("worst tenth %", of(lambda each: each.worst_tenth), 1, 100.0, "high"),
+        Column("fewest examples %", group("size", "fewest examples"), 1, 100.0, "high"),
+        Column("most examples %", group("size", "most examples"), 1, 100.0, "high"),
+        Column("less often available %", group("availability", "less often available"), 1, 100.0, "high"),
+        Column("more often available %", group("availability", "more often available"), 1, 100.0, "high"),
+        Column("lowest main label %", of(lowest_label), 1, 100.0, "high"),
+        Column("Jain's index of accuracy", of(lambda each: each.jain), 3, best="high"),
+        Column("Jain's index of selection", selection, 3, best="high"),
+    ]
+    measured = " or ".join(sorted({PARTS[each.part] for each in fairness.values()}))
+    note = (
+        f"Accuracy of the final model for each client, on {measured}; clients count alike. Thirds of the clients by "
+        "examples, halves by availability; lowest main label: the lowest mean over the clients that have most of one "
+        "label. Jain's index is 1 if all clients are equal."
+    )
+    return _non_empty(_table("Accuracy for the clients", columns, results.policies, _with_missing(note, results)))
 
 
 # Groups of clients

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedpick.report import analysis
 from fedpick.report.analysis import Difference, PolicyResults, Quantity, Results, RunMeasure, RunResults
+from fedpick.report.fairness import Fairness
 from fedpick.report.groups import GroupAccount
 from fedpick.report.tables import clock_unit
 
@@ -64,6 +65,7 @@ class _Yardstick(NamedTuple):
 def verdict_of(
     results: Results,
     accounts: Mapping[int, GroupAccount] | None = None,
+    fairness: Mapping[int, Fairness] | None = None,
     *,
     against: str | None = None,
     window: int = 1,
@@ -72,10 +74,10 @@ def verdict_of(
 ) -> Verdict:
     """Judge the finished runs of an experiment.
 
-    `accounts` are those of `groups.accounts_of`. `against` names the policy to compare with (default: uniform, or the
-    first one). The final accuracy is the mean of the last `window` evaluations; with `seconds`, of those up to this
-    virtual time. `by` is "accuracy", or "time": then the virtual time to the highest target that all finished runs
-    reached decides, if there is one.
+    `accounts` are those of `groups.accounts_of`, `fairness` that of `fairness.fairness_of`. `against` names the policy
+    to compare with (default: uniform, or the first one). The final accuracy is the mean of the last `window`
+    evaluations; with `seconds`, of those up to this virtual time. `by` is "accuracy", or "time": then the virtual time
+    to the highest target that all finished runs reached decides, if there is one.
     """
     named = None if against is None else analysis.policy_named(results, against).label
     policies = [
@@ -103,7 +105,7 @@ def verdict_of(
             "Run at least three (--seeds 3).",
             tuple(notes),
         )
-    made = _with_winner(rivals, accounts or {}, results) if rivals.better else _without_winner(rivals)
+    made = _with_winner(rivals, accounts or {}, fairness or {}, results) if rivals.better else _without_winner(rivals)
     if rivals.worse:
         named_gaps = _names([f"{each.label} ({yardstick.gap(rivals.gaps[each.label])})" for each in rivals.worse])
         notes.insert(0, f"Worse than {baseline.label}: {named_gaps}.")
@@ -189,7 +191,9 @@ class _Rivals:
         return max(len(gap.values) for gap in self.gaps.values())
 
 
-def _with_winner(rivals: _Rivals, accounts: Mapping[int, GroupAccount], results: Results) -> Verdict:
+def _with_winner(
+    rivals: _Rivals, accounts: Mapping[int, GroupAccount], fairness: Mapping[int, Fairness], results: Results
+) -> Verdict:
     baseline, yardstick, gaps = rivals.baseline, rivals.yardstick, rivals.gaps
     leader = rivals.better[0]
 
@@ -220,6 +224,7 @@ def _with_winner(rivals: _Rivals, accounts: Mapping[int, GroupAccount], results:
             f"{_names(unclear)} cannot be told from {leader.label}, nor from {baseline.label}, with these seeds."
         )
     details += [*_cost(chosen, baseline, results), *_payers(chosen, baseline, accounts)]
+    details += _worst_off(chosen, baseline, fairness)
     return Verdict(headline, tuple(details), chosen.label)
 
 
@@ -320,6 +325,22 @@ def _payers(policy: PolicyResults, baseline: PolicyResults, accounts: Mapping[in
     return [
         f"Who pays for it: {who} get {100 * realized:.0f} % of the weight instead of {100 * target:.0f} %, "
         f"their share of the examples{under}."
+    ]
+
+
+def _worst_off(policy: PolicyResults, baseline: PolicyResults, fairness: Mapping[int, Fairness]) -> list[str]:
+    """What the tenth of the clients with the lowest accuracy gets."""
+
+    def worst(run: RunResults) -> float | None:
+        return fairness[run.run.id].worst_tenth if run.run.id in fairness else None
+
+    own, other = (analysis.over_seeds(each, worst).mean for each in (policy, baseline))
+    if own is None or other is None:
+        return []
+    tie = "" if analysis.paired_difference(policy, baseline, worst).shown else ", a difference that is not shown"
+    return [
+        f"For the worst-off tenth of the clients, the final model is {100 * own:.0f} % accurate under {policy.label}, "
+        f"{100 * other:.0f} % under {baseline.label}{tie}."
     ]
 
 

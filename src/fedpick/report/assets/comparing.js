@@ -7,8 +7,10 @@ Object.assign(fedpickDrawing, (() => {
   /** What groups of clients got in the end, and what they should have had. */
   function groups(data, state, theme) {
     const measure = data.measures.find((each) => each.key === state.measure) || data.measures[0];
-    const many = data.groups.length > 4;
-    const names = data.groups.map((name) => (many ? plain(name.replace("cluster ", "")) : broken(name)));
+    const shown = measure.groups || data.groups;
+    const by = measure.by || data.by;
+    const many = shown.length > 4;
+    const names = shown.map((name) => (many ? plain(name.replace("cluster ", "")) : broken(name)));
     const traces = Object.entries(measure.series).map(([label, cells]) => ({
       type: "bar", name: plain(label), meta: { policy: label }, visible: theme.isShown(label), x: names,
       y: cells.map((cell) => cell.mean), marker: { color: theme.style(label).colour },
@@ -32,7 +34,7 @@ Object.assign(fedpickDrawing, (() => {
       traces,
       layout: baseLayout(theme, {
         barmode: "group", bargap: 0.16, bargroupgap: 0.06, hovermode: "x unified", shapes,
-        xaxis: axis(theme, { type: "category", showgrid: false, tickangle: 0, tickfont: { color: theme.muted, size: many ? 12 : 10 }, title: { text: many ? data.by : "" }, unifiedhovertitle: { text: (many ? data.by + " " : "") + "%{x}" } }),
+        xaxis: axis(theme, { type: "category", showgrid: false, tickangle: 0, tickfont: { color: theme.muted, size: many ? 12 : 10 }, title: { text: many ? by : "" }, unifiedhovertitle: { text: (many ? by + ": " : "") + "%{x}" } }),
         yaxis: axis(theme, { title: { text: plain(measure.name) }, rangemode: "tozero", tickformat: "~%" }),
       }),
     };

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedpick.report.charts import choices, learned, one_round, training
+from fedpick.report.charts import choices, learned, one_round, outcome, training
 from fedpick.report.charts.chart import Section
 from fedpick.report.material import Material
 
@@ -14,6 +14,7 @@ def sections_of(material: Material, *, against: str | None = None, window: int =
     wanted = (
         ("results", "Results", training.charts(material, against, window)),
         ("time", "One round", one_round.charts(material)),
+        ("outcome", "What the clients get", outcome.charts(material)),
         ("choices", "Who was chosen", choices.selection_charts(material)),
         ("groups", "Groups of clients", choices.group_charts(material)),
         ("weights", "Weights and labels", choices.weight_charts(material)),

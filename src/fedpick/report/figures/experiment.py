@@ -235,9 +235,9 @@ def _bar_figures(chart: Chart, styles: Styles) -> Figures:
 
 def _group_figures(chart: Chart, styles: Styles) -> Figures:
     """What groups of clients got, as bars; their targets, as lines across (CA-Fed, figure 1d)."""
-    names = chart.data["groups"]
-    few = len(names) <= 4
     for measure in chart.data["measures"]:
+        names = measure.get("groups", chart.data["groups"])
+        few = len(names) <= 4
         series = measure["series"]
         figure, (axes,) = _blank(width=min(7.0, max(4.2, 0.17 * len(names) * len(series))), height=2.8)
         width = 0.84 / max(len(series), 1)
@@ -255,7 +255,7 @@ def _group_figures(chart: Chart, styles: Styles) -> Figures:
         ticks = [name.replace(", ", ",\n") if few else name.removeprefix("cluster ") for name in names]
         axes.set_xticks(range(len(names)), ticks, fontsize=7)
         axes.grid(axis="x", visible=False)
-        axes.set(ylabel=measure["name"], ylim=(0, None), xlabel="" if few else chart.data["by"])
+        axes.set(ylabel=measure["name"], ylim=(0, None), xlabel="" if few else measure.get("by", chart.data["by"]))
         axes.yaxis.set_major_formatter(_percent)
         figure.legend(loc="outside upper center", ncols=min(len(series) + 1, 3 if few else 6))
         yield _name(chart, measure), figure
