@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "testing": {"core"},
     "theory": {"core", "policies"},
     "private": {"core"},
+    "callbacks": {"core"},
     "data": {"core", "availability"},
     "sim": {"core", "availability", "data", "policies"},
     "experiments": {"core", "availability", "data", "policies", "sim", "testing", "theory"},

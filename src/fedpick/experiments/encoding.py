@@ -22,6 +22,7 @@ __all__ = [
     "LARGEST_ARRAY",
     "array_bytes",
     "bytes_array",
+    "cell_text",
     "float_bytes",
     "floats_from",
     "from_json",
@@ -162,6 +163,15 @@ def without_control_characters(text: str) -> str:
     'a\ufffd[31mb'
     """
     return _CONTROL.sub("\ufffd", text)
+
+
+def cell_text(text: str) -> str:
+    """Quote a text that a spreadsheet would compute as a formula.
+
+    >>> cell_text("=1+1")
+    "'=1+1"
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def utc_now() -> str:

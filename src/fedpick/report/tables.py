@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedpick.core.errors import InvalidInput
+from fedpick.experiments.encoding import cell_text
 from fedpick.experiments.tuning import Choice
 from fedpick.report import analysis
 from fedpick.report.analysis import Difference, PolicyResults, Quantity, Results, RunMeasure, RunResults
@@ -453,19 +454,14 @@ def to_csv(table: Table) -> str:
     head = [table.corner, "seeds"]
     for column in table.columns:
         head += [f"{column.heading}: {part}" for part in (*column.parts, "seeds")]
-    writer.writerow([_cell_text(text) for text in head])
+    writer.writerow([cell_text(text) for text in head])
     for label, quantities in table.lines:
-        row: list[Any] = [_cell_text(label), max((len(quantity.values) for quantity in quantities), default=0)]
+        row: list[Any] = [cell_text(label), max((len(quantity.values) for quantity in quantities), default=0)]
         for column, quantity in zip(table.columns, quantities, strict=True):
             row += ["" if number is None else repr(number) for number in column.numbers(quantity)]
             row.append(len(quantity.known))
         writer.writerow(row)
     return output.getvalue()
-
-
-def _cell_text(text: str) -> str:
-    """Quote a text that a spreadsheet would compute as a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 _LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}"}
