@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = ["sim", "report", "none", "cli", "private", "postgres"]
+QUICK = ["sim", "report", "dashboard", "none", "cli", "private", "postgres"]
 HEAVY = ["flower", "nvflare", "ray", "flower-simulation"]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
@@ -126,6 +126,23 @@ def try_report(environment: Environment, store: Path) -> None:
     environment.fedpick("compare", "--dataset", "digits", code=1, says="pip install 'fedpick[sim]'")
 
 
+def try_dashboard(environment: Environment, store: Path) -> None:
+    """The server answers with the experiments of a store, and their report."""
+    environment.python(
+        "import subprocess, sys, urllib.request\n"
+        f"command = [sys.executable, '-m', 'fedpick', 'dashboard', '--port', '0', '--store', {str(store)!r}]\n"
+        "server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)\n"
+        "try:\n"
+        "    link = server.stdout.readline().split()[-1]\n"
+        "    for path in ('', 'api/experiments', 'report/1'):\n"
+        "        print(urllib.request.urlopen(link + path, timeout=120).read().decode())\n"
+        "finally:\n"
+        "    server.terminate()\n"
+        "    server.wait()\n",
+        says="pow-d",
+    )
+
+
 def try_private(environment: Environment, store: Path) -> None:
     """The protocol between clients."""
     environment.python(
@@ -196,6 +213,7 @@ TRIALS: dict[str, Callable[[Environment, Path], None]] = {
     "cli": try_cli,
     "sim": try_sim,
     "report": try_report,
+    "dashboard": try_dashboard,
     "private": try_private,
     "parquet": try_parquet,
     "postgres": try_postgres,
@@ -302,10 +320,11 @@ def main() -> None:
     if untried := set(project()) - set(TRIALS) - {"all", "dev", "docs"}:
         parser.error(f"Nothing tries the extra {', '.join(sorted(untried))}: add it to {Path(__file__).name}.")
     extras = list(TRIALS) if options.all else options.extras or QUICK
-    # The report is of the store that the simulator's environment writes: one after the other.
-    chains = [[extra] for extra in extras if extra not in ("sim", "report")]
-    if {"sim", "report"} & set(extras):
-        chains.insert(0, ["sim", "report"] if "report" in extras else ["sim"])
+    # Report and dashboard are of the store that the simulator's environment writes: one after the other.
+    readers = [extra for extra in ("report", "dashboard") if extra in extras]
+    chains = [[extra] for extra in extras if extra not in ("sim", *readers)]
+    if readers or "sim" in extras:
+        chains.insert(0, ["sim", *readers])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         constraints: list[str | Path] = []

@@ -29,11 +29,12 @@ MAY_IMPORT = {
     "report": {"core", "availability", "data", "policies", "experiments", "theory"},
     "advice": {"core", "availability", "data", "policies", "sim", "experiments", "report"},
     "adapter": {"core"},
+    "dashboard": {"core", "experiments", "report"},
     "flower": {"core", "policies", "adapter"},
     "nvflare": {"core", "adapter"},
     "__main__": {"cli"},
     "cli": {
-        *("core", "availability", "data", "policies", "sim", "experiments", "report", "testing", "flower"),
+        *("core", "availability", "data", "policies", "sim", "experiments", "report", "testing", "flower", "dashboard"),
         *("theory", "private", "advice"),
     },
 }

@@ -82,6 +82,7 @@ def test_tensorboard(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow(tmp_path):
     pytest.importorskip("mlflow", reason="needs mlflow-skinny")
+    pytest.importorskip("alembic", reason="needs alembic, for MLflow's store in a file")
     from mlflow import MlflowClient
 
     place = f"sqlite:///{tmp_path}/mlflow.db"
@@ -100,8 +101,9 @@ def test_weights_and_biases(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="needs wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
     made = callbacks.WeightsAndBiases(project="hospitals", mode="offline", dir=str(tmp_path))
-    run = made._run
     drive(made)
-    assert {name: run.summary[name] for name in EXPECTED} == EXPECTED
-    assert run.config["policy"] == "pow-d"
-    assert list(tmp_path.rglob("*.wandb"))
+    (file,) = tmp_path.rglob("*.wandb")  # a log of protocol buffers, whose strings are plain
+    written = file.read_bytes()
+    for name, value in EXPECTED.items():
+        assert name.encode() in written and f"{value:g}".encode() in written, name
+    assert b"policy.num_candidates" in written and b"pow-d" in written

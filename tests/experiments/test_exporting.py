@@ -69,7 +69,7 @@ def test_bad_requests_are_one_sentence(path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "package"), [("to_pandas", "pandas"), ("to_polars", "polars"), ("to_arrow", "pyarrow")]
+    ("method", "package"), [("to_pandas", "pandas"), ("to_polars", "polars"), ("to_arrow", "'fedpick.parquet.'")]
 )
 def test_a_missing_package_is_named(path, monkeypatch, method, package):
     def missing(name):

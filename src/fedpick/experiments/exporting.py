@@ -106,7 +106,8 @@ def _require(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise MissingDependency(f"This needs {package}. Install it with: pip install {package}") from error
+        wanted = "'fedpick[parquet]'" if package == "pyarrow" else package
+        raise MissingDependency(f"This needs {package}. Install it with: pip install {wanted}") from error
 
 
 def export(

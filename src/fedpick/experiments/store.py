@@ -54,6 +54,7 @@ __all__ = [
     "ClientAccuracies",
     "Experiment",
     "FederationFacts",
+    "Progress",
     "Run",
     "Store",
     "StoreError",
@@ -267,6 +268,17 @@ class Choices(NamedTuple):
     def per_round(self, values: NDArray[Any]) -> FloatArray:
         """(B,) sum of a value of each choice over the choices of a round."""
         return np.bincount(self.row, values, len(self.available)).astype(np.float64)
+
+
+class Progress(NamedTuple):
+    """How far one run of an experiment is."""
+
+    run_id: int
+    label: str
+    seed: int
+    status: str
+    rounds_done: int
+    accuracy: float | None
 
 
 class ClientAccuracies(NamedTuple):
@@ -762,6 +774,35 @@ class Store:
             columns.id.in_(run_ids)
         )
         return {row.id: (row.status, row.rounds_done, row.accuracy) for row in self._rows(query)}
+
+    @_reads
+    def overview(self) -> dict[int, list[Progress]]:
+        """Experiment -> the progress of its runs: by policy, as in the spec, then by seed."""
+        members, runs = tables.members.c, tables.runs.c
+        query = (
+            sa.select(
+                members.experiment_id, runs.id, members.label, runs.seed, runs.status, runs.rounds_done, runs.accuracy
+            )
+            .join(tables.runs, members.run_id == runs.id)
+            .order_by(members.experiment_id, members.position, members.seed)
+        )
+        found: dict[int, list[Progress]] = {}
+        for number, run_id, label, *rest in self._rows(query):
+            found.setdefault(number, []).append(Progress(run_id, without_control_characters(label), *rest))
+        return found
+
+    @_reads
+    def curves(self, run_ids: list[int], column: str, limit: int | None = None) -> dict[int, FloatArray]:
+        """Run -> (T, 3): round, value of a column of `rounds` and bytes sent, both ways. NaN: not measured."""
+        columns = tables.rounds.c
+        query = sa.select(columns.run_id, columns.round, columns[column], columns.bytes_down + columns.bytes_up)
+        query = query.where(columns.run_id.in_(run_ids)).order_by(columns.run_id, columns.round)
+        if limit is not None:
+            query = query.where(columns.round < limit)
+        found: dict[int, list[tuple[float, ...]]] = {}
+        for run_id, index, value, sent in self._rows(query):
+            found.setdefault(run_id, []).append((index, np.nan if value is None else value, sent))
+        return {run_id: np.array(rows, np.float64) for run_id, rows in found.items()}
 
     @_reads
     def torn(self, run_ids: list[int]) -> set[int]:
