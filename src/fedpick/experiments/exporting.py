@@ -177,12 +177,12 @@ def _clients(store: Store, run: Run, experiment: Experiment) -> Columns:
     size = 0 if facts is None else facts.num_clients
     selected, completed, available, weight = np.zeros((4, size))
     rounds = 0
-    for choice in store.choices(run.id, limit=experiment.rounds):
-        selected[choice.clients] += 1
-        completed[choice.clients[choice.completed]] += 1
-        weight[choice.clients] += choice.weights
-        available += choice.available
-        rounds += 1
+    for choices in store.choices(run.id, limit=experiment.rounds):
+        selected += np.bincount(choices.clients, minlength=size)
+        completed += np.bincount(choices.clients[choices.completed], minlength=size)
+        weight += np.bincount(choices.clients, choices.weights, minlength=size)
+        available += choices.available.sum(axis=0)
+        rounds += len(choices.available)
     accuracies = np.full(size, np.nan)
     measured = store.client_accuracies(run.id, rounds)
     if measured is not None:
