@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help setup demo test test-wheel test-wheel-all test-slow test-deployment check docs package bench clean
+.PHONY: help setup setup-torch demo test test-wheel test-wheel-all test-slow test-deployment check docs package bench clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
@@ -17,6 +17,9 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 setup: $(VENV)/.installed ## create .venv and install everything
+
+setup-torch: setup ## add PyTorch for its tests, where pip finds a build for CPUs (others take gigabytes)
+	@$(BIN)/pip install --quiet 'torch==2.13.0+cpu' || echo 'pip finds no build of PyTorch for CPUs; its tests are skipped.'
 
 demo: setup ## compare policies on an embedded data set; ends with a table and a report
 	$(BIN)/fedpick demo

@@ -29,7 +29,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ["sim", "report", "dashboard", "none", "cli", "private", "postgres"]
-HEAVY = ["flower", "nvflare", "ray", "flower-simulation"]
+HEAVY = ["flower", "nvflare", "ray", "flower-simulation", "torch"]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
@@ -113,8 +113,27 @@ def try_sim(environment: Environment, store: Path) -> None:
         says="pip install 'fedpick[report]'",
     )  # fmt: skip
     environment.fedpick("report", "--no-html", "--store", store, says="pow-d")
+    environment.misses("torch", "from fedpick.sim import tasks; tasks.get('mlp', engine='torch')")
     refused = ["report", "--store", "postgresql://localhost/results"]
     environment.fedpick(*refused, code=2, says="pip install 'fedpick[postgres]'")
+
+
+def try_torch(environment: Environment, store: Path) -> None:
+    """A comparison with a module of the user, without JAX; a task in JAX names the extra to install.
+
+    pip may choose a build for GPUs, several gigabytes. `--oldest` pins the version that the tests use.
+    """
+    (environment.folder / "mine.py").write_text(
+        "from torch import nn\n\n\ndef network(num_classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
+    )
+    environment.python("import importlib.util\nassert importlib.util.find_spec('jax') is None, 'the extra brings JAX'")
+    environment.fedpick(
+        "compare", "--dataset", "digits", "--task", "mine:network", "--policies", "uniform,pow-d", "--clients", "10",
+        "--budget", "2", "--rounds", "3", "--seeds", "1", "--processes", "1", "--no-report",
+        "--store", store.with_name("torch.sqlite"), says="pow-d",
+    )  # fmt: skip
+    environment.misses("sim", "from fedpick.sim import tasks; tasks.get('mlp')")
 
 
 def try_report(environment: Environment, store: Path) -> None:
@@ -212,6 +231,7 @@ TRIALS: dict[str, Callable[[Environment, Path], None]] = {
     "none": try_none,
     "cli": try_cli,
     "sim": try_sim,
+    "torch": try_torch,
     "report": try_report,
     "dashboard": try_dashboard,
     "private": try_private,

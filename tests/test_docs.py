@@ -45,6 +45,7 @@ NEEDS = {
     "docs/guides/private-similarities.md": ["cryptography"],
     "docs/guides/report.md": ["plotly", "matplotlib"],
     "docs/guides/recording.md": ["sqlalchemy", "plotly"],
+    "docs/guides/pytorch.md": ["torch", "plotly"],
     "docs/guides/your-own.md": ["jax", "plotly"],
     "docs/guides/advise.md": ["jax"],
     "docs/guides/availability.md": ["matplotlib"],

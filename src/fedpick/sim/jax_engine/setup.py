@@ -18,7 +18,10 @@ def require_jax() -> Any:
     try:
         import jax
     except ModuleNotFoundError as error:
-        raise MissingDependency("The simulator needs JAX. Install it with: pip install 'fedpick[sim]'") from error
+        raise MissingDependency(
+            "This task trains with JAX. Install it with: pip install 'fedpick[sim]'. With PyTorch instead, choose "
+            'engine = "torch" for a task of fedpick.'
+        ) from error
     # A user who set a cache of their own, or switched it off, keeps that choice.
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         directory = cache_directory() / "compiled"

@@ -37,6 +37,8 @@ BLOCK = 2**18
 """Numbers in a block of examples when measuring."""
 SMALL = 2**17
 """Parameters up to which clients are stacked: larger modules spend their time in products, not in starting them."""
+PIECE = 2**23
+"""Parameters times examples of a step that make another thread worth while for stacked clients."""
 GROUP = 64
 """Clients stacked at most: bounds the memory."""
 
@@ -207,7 +209,8 @@ class TorchEngine:
         state, count = torch.get_rng_state(), len(work.clients)
         pieces = count
         if self.group > 1:
-            pieces = min(count, max(self.threads, -(-count // self.group)))
+            work_of_a_step = self.num_parameters * (self.local.batch_size or int(self.examples.sizes.mean())) * count
+            pieces = min(count, max(min(self.threads, work_of_a_step // PIECE), -(-count // self.group)))
         cut = np.array_split(np.arange(count), pieces) if count else []
         try:
             for answers in in_threads(partial(self._train_piece, params, work), cut, self.threads):

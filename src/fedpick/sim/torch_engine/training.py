@@ -167,7 +167,7 @@ class Trainer(NamedTuple):
         """
         replica.load(model, train=True)
         every = len(batches.places)
-        stack = [weight.detach().expand(every, *weight.shape).clone() for weight in replica.weights]
+        stack = [_stack(weight.detach(), every) for weight in replica.weights]
         received, velocity = self._start(stack)
         total = torch.zeros(every, device=self.x.device)
         masked = not bool(batches.counts.all())
@@ -228,6 +228,13 @@ class Trainer(NamedTuple):
             torch._foreach_add_(velocity, gradient)
             gradient = velocity
         torch._foreach_add_(weights, gradient, alpha=-lr)
+
+
+def _stack(weight: Tensor, count: int) -> Tensor:
+    """(count, ...) copies of a weight. Matrices are kept transposed, as the gradient of a batched product comes."""
+    if weight.ndim != 2:
+        return weight.expand(count, *weight.shape).clone()
+    return weight.t().expand(count, *weight.t().shape).clone(memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def stacked_outputs(replica: Replica, weights: Sequence[Tensor], x: Tensor) -> Tensor:
