@@ -9,7 +9,7 @@ import fedpick
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Signal
 from fedpick.core.types import Probe, Selection
-from fedpick.sim import Faults, LocalTraining, ServerStep, Simulator, TorchTask, simulate, tasks
+from fedpick.sim import Faults, LocalTraining, ServerStep, Simulator, TorchTask, Waiting, devices, simulate, tasks
 from tests.sim.naive_loop import make_federation, quadratic_federation
 from tests.sim.test_training import SERVERS, SOLVERS
 
@@ -289,6 +289,23 @@ def test_an_update_that_is_not_finite_is_left_out():
     assert (
         not outcome.completed.any() and np.isfinite(np.concatenate([w.ravel() for w in diverging.params.weights])).all()
     )
+
+
+def test_late_answers_change_the_weights_and_not_the_buffers():
+    options = {
+        "devices": devices.get("lognormal", spread=1.0, jitter=0.3),
+        "waiting": Waiting(overcommit=1.5, late="stale", stale_weight="equal"),
+    }
+    federation = make_federation(sizes=(40, 8, 24, 16, 32, 8))
+    simulator = build(with_batch_norm, federation, **options)
+    session = fedpick.Session(fedpick.policies.get("uniform"), simulator.clients, seed=1)
+    used = 0
+    for _ in simulate(simulator, session, rounds=10, budget=2):
+        used += simulator.stale is not None
+    assert used > 2
+    # Every client takes 3 steps a round, and every round averages the counts of clients that started at the same one.
+    assert int(simulator.params.buffers[2]) == 30
+    assert all(bool(torch.isfinite(weight).all()) for weight in simulator.params.weights)
 
 
 def test_an_empty_cohort_and_a_client_without_data_change_nothing():

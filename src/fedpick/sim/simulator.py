@@ -342,7 +342,8 @@ class Simulator:
             after = np.concatenate([np.ravel(leaf) for leaf in self.engine.leaves(trained.params, ())])
             answered = plan.expected.copy()
             answered[plan.expected] = np.isfinite(trained.norms)
-            fresh = (after - before) / plan.work.server_lr  # the weighted sum of the fresh updates
+            size = come.updates.shape[1]  # behind the parameters are buffers, which late answers do not change
+            fresh = (after - before)[:size] / plan.work.server_lr  # the weighted sum of the fresh updates
             used = aggregation_weights(plan.selection, answered, self.clients).sum()
             age = self.round - come.started
             rule = self.waiting.stale_weight
@@ -350,7 +351,8 @@ class Simulator:
             if plan.selection.renormalize:
                 self.fresh_share = float(own[answered].sum() / (own[answered].sum() + stale.sum()))
                 stale *= (own.sum() if len(own) else 1.0) / (own[answered].sum() + stale.sum())
-            moved = before + plan.work.server_lr * (self.fresh_share * fresh + stale @ come.updates)
+            moved = before[:size] + plan.work.server_lr * (self.fresh_share * fresh + stale @ come.updates)
+            moved = np.concatenate([moved, after[size:]])
             if np.isfinite(moved.astype(np.float32)).all():
                 trained = trained._replace(params=self._model_of(moved), evaluation=None)
                 self.stale = np.stack([come.clients, age, stale])
@@ -368,7 +370,7 @@ class Simulator:
         return trained
 
     def _model_of(self, flat: FloatArray) -> Params:
-        """The model with these parameters, in the order of `Engine.updates`."""
+        """The model of these numbers, in the order of `Engine.leaves`."""
         leaves = [np.asarray(leaf) for leaf in self.engine.leaves(self.params, ())]
         pieces = np.split(flat, np.cumsum([leaf.size for leaf in leaves])[:-1])
         shaped = [piece.reshape(leaf.shape).astype(leaf.dtype) for piece, leaf in zip(pieces, leaves, strict=True)]
