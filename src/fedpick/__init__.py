@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedpick import policies
     from fedpick.advice import advise
     from fedpick.core.errors import FedpickError
+    from fedpick.core.guard import Guard
     from fedpick.core.policy import Policy, Signal
     from fedpick.core.registry import cite
     from fedpick.core.session import Session
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Clients",
     "FedpickError",
+    "Guard",
     "Measurement",
     "Outcome",
     "Policy",
@@ -49,6 +51,7 @@ __all__ = [
 
 _MODULES = {
     "FedpickError": "core.errors",
+    "Guard": "core.guard",
     "Policy": "core.policy",
     "Session": "core.session",
     "Signal": "core.policy",

@@ -126,6 +126,31 @@ def test_compare_from_flags(fedpick):
     assert {run.parameters["num_candidates"] for run in runs if run.policy == "pow-d"} == {8}
 
 
+def test_compare_shows_what_liars_captured(fedpick):
+    small = [
+        "--clients",
+        "10",
+        "--budget",
+        "3",
+        "--rounds",
+        "6",
+        "--seeds",
+        "1",
+        "--set",
+        "local.epochs=1",
+        "--no-report",
+        "-q",
+    ]
+    attack = ["--attack", "inflate-flip", "--share", "0.2", "--guard", "strict"]
+    code, out, _ = fedpick("compare", "--dataset", "digits", "--policies", "pow-d,uniform", *small, *attack)
+    assert code == 0
+    assert "Clients that lie" in out
+    assert "places of liars %" in out
+    code, _, err = fedpick("compare", "--dataset", "digits", *small, "--attack", "bribe")
+    assert code == 2
+    assert "inflate" in err
+
+
 def test_a_failing_run_has_code_1(fedpick, monkeypatch):
     from fedpick.sim import Simulator
 

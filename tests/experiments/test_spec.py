@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from fedpick.experiments.settings import build_settings
-from fedpick.experiments.spec import SpecError, load_spec
+from fedpick.experiments.spec import SpecError, load_spec, parse_spec
+from fedpick.sim import Attacks
+from tests.experiments.tiny import tiny_spec
 
 GOOD = """\
 title = "toy"
@@ -181,19 +183,21 @@ def test_history_is_a_number_of_rounds(tmp_path):
     assert "a whole number" in refusal(tmp_path, "[run]", section.format("'long'"))
 
 
-def test_an_availability_of_the_user_is_read_and_its_options_are_checked(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_shifts.py").write_text(
-        "from fedpick.availability import get\ndef shifts(rate: float = 0.5): return get('homogeneous', beta=rate)\n"
-    )
-    own = GOOD + '[availability]\nname = "own_shifts:shifts"\nrate = 0.25\n'
-    (tmp_path / "own.toml").write_text(own)
-    spec = load_spec(tmp_path / "own.toml")
-    parts = build_settings(spec.settings_of(spec.policies[0], 0))
-    assert parts.availability.beta == 0.25
-    (tmp_path / "own.toml").write_text(own.replace("rate =", "rat ="))
-    with pytest.raises(SpecError, match=r"has no key 'rat'. Did you mean 'rate'"):
-        load_spec(tmp_path / "own.toml")
-    (tmp_path / "own.toml").write_text(own.replace(":shifts", ":nosuch"))
-    with pytest.raises(SpecError, match="nosuch"):
-        load_spec(tmp_path / "own.toml")
+def test_attacks_and_guard_enter_the_identity_only_where_they_are_given():
+    plain = tiny_spec()
+    content = plain.to_dict()
+    assert "attacks" not in content
+    assert "guard" not in content["run"]
+    settings = plain.settings_of(plain.policies[0], 0)
+    assert not {"attacks", "guard"} & set(settings)
+    given = parse_spec({**content, "attacks": {"kind": "flip"}, "run": {**content["run"], "guard": "strict"}})
+    assert given.hash != plain.hash
+    told = given.settings_of(given.policies[0], 0)
+    assert (told["attacks"], told["guard"]) == ({"kind": "flip"}, "strict")
+    parts = build_settings(told)
+    assert parts.attacks == Attacks(kind="flip")
+    assert parts.guard == "strict"
+    with pytest.raises(SpecError, match="inflate"):
+        parse_spec({**content, "attacks": {"kind": "bribe"}})
+    with pytest.raises(SpecError, match="guard"):
+        parse_spec({**content, "run": {**content["run"], "guard": "severe"}})

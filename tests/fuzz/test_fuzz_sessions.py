@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from fedpick import Session
+from fedpick import Guard, Session
 from fedpick.core import registry
 from fedpick.core.session import SESSION_FILE
 from fedpick.core.types import Outcome
@@ -31,7 +31,8 @@ def odd_numbers(rng, shape):
 def session_case(tmp_path):
     def case(rng):
         federation = FakeFederation(num_clients=int(rng.integers(1, 12)), seed=int(rng.integers(100)))
-        session = Session(odd_policy(rng), federation.clients(), seed=int(rng.integers(100)))
+        guard = pick(rng, ["off", "mild", "strict", Guard(most_places=1.5, newcomers=True)])
+        session = Session(odd_policy(rng), federation.clients(), seed=int(rng.integers(100)), guard=guard)
         for index in range(int(rng.integers(1, 6))):
             count = len(session.clients)
 
@@ -57,6 +58,9 @@ def session_case(tmp_path):
                     update_norm=odd_numbers(rng, size),
                 )
             )
+            assert ((session.credibility >= 0) & (session.credibility <= 1)).all()
+            guarded = {name: value for name, value in session.split()[0].items() if name.startswith("guard/")}
+            assert not any(np.isinf(value).any() for value in guarded.values())
             if rng.random() < 0.2:
                 session.grow(federation.clients(count + int(rng.integers(-1, 3))))
             if rng.random() < 0.2:

@@ -424,3 +424,22 @@ def test_a_million_clients_fit():
 )
 def test_variants_keep_the_contract(options):
     check_policy(fedpick.policies.get("fedgs", **options))
+
+
+def test_a_newcomer_starts_at_the_mean_of_those_who_stay():
+    session = Session(fedpick.policies.get("fedgs", alpha=0.0, similarity="features"), table(5), seed=0)
+    for index in range(40):  # five stay, three new ones come and go in every round
+        count = 5 + 3 * (index + 1)
+        session.grow(table(count))
+        there = np.arange(count)
+        available = (there < 5) | (there >= count - 3)
+        selection = session.ask(available=available, budget=2)
+        completed = np.ones(len(selection.clients), dtype=bool)
+        session.tell(Outcome(index=index, clients=selection.clients, completed=completed))
+    counts = session.state.counts
+    assert (counts[-3:] >= counts[:5].min()).all()
+    assert counts[:5].sum() > 0.4 * 80  # fair: 5 of 8 places, of 80
+
+
+def table(count):
+    return Clients(num_examples=np.ones(count), features=np.arange(count, dtype=float)[:, None] % 5)

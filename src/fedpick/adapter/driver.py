@@ -126,8 +126,8 @@ class Driver:
         """Let the policy choose among the ready clients."""
         settings, clients = self.settings, self.roster.clients()
         if self.session is None:
-            self.session = Session(self.policy, clients, settings.seed, provides=PROVIDES)
-        elif not _same_table(self.session.clients, clients):
+            self.session = Session(self.policy, clients, settings.seed, provides=PROVIDES, guard=settings.guard)
+        elif not _same_table(self.session.table, clients):
             self.session.grow(clients)
         if settings.record is not None and not self._recording:
             settings.record.on_start(self.session)

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedpick.adapter.arrays import SketchFunction
 from fedpick.adapter.report import RoundReport
 from fedpick.core.errors import InvalidInput, MissingSignal
+from fedpick.core.guard import Guard, guard_of
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.record import Callback
 from fedpick.core.types import Clients, Selection, aggregation_weights, as_floats
@@ -78,6 +79,7 @@ class Settings:
 
     budget: float | None = None
     seed: int = 0
+    guard: Guard | str = "mild"
     path: Path | None = None
     key: KeyFunction | None = None
     eligible: Eligible | None = None
@@ -108,6 +110,7 @@ class Settings:
                 "budget must be a whole number of at least 1, a fraction of the ready clients between 0 and 1, or None "
                 f"for no limit. Got {self.budget!r}."
             )
+        self.guard = guard_of(self.guard)
         if self.probe not in ("query", "evaluate"):
             raise InvalidInput(f"probe must be 'query' or 'evaluate'. Got {self.probe!r}.")
         for name in ("seed", "min_clients", "cooldown"):

@@ -124,6 +124,14 @@ def compare(
     by: ByOption = "accuracy",
     task: Annotated[str | None, typer.Option(autocompletion=complete_from("task"), help="The model.")] = None,
     lr: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
+    attack: Annotated[
+        str | None,
+        typer.Option(
+            help="Clients that lie: inflate, deflate, alternate, collude, flip, scale, drop; joined by hyphens."
+        ),
+    ] = None,
+    share: Annotated[float | None, typer.Option(help="Share of clients that lie; with --attack.")] = None,
+    guard: Annotated[str | None, typer.Option(help="Against false reports: off, mild or strict.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -154,6 +162,9 @@ def compare(
         ("devices", "name"): devices,
         ("task", "name"): task,
         ("local", "lr"): lr,
+        ("attacks", "kind"): attack,
+        ("attacks", "share"): share,
+        ("run", "guard"): guard,
     }
     for (section, key), value in given.items():
         if value is not None:

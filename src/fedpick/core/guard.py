@@ -1,21 +1,62 @@
-"""The one place that rejects unusable reports.
+"""The one place between clients' reports and a policy: it rejects unusable reports and doubts false ones.
 
-Clients fail, diverge and lie. A report that is infinite, impossibly negative or larger than a limit becomes NaN, "no
-answer", before a policy sees it. It can neither win a selection nor enter a state.
+Unusable: a report that is infinite, impossibly negative or larger than a limit becomes NaN, "no answer".
+
+False: a finite number can still be a lie, from wrong labels to an attacker. The guard compares every report with the
+latest reports of all clients, one number per client, so that a client does not gain votes by being chosen often. It
+works on logarithms, because losses and norms spread by factors:
+
+    limit = median + c * spread        spread = 1.4826 * median |value - median|, at least `_LEAST_SPREAD`
+
+`limit_reference` is that rule in plain Python. Five numbers per client are compared, and only values above the limit
+are suspicious: a client that claims less than it could gains no place.
+
+    row          value                                              suspicious if
+    LOSS         log loss, probed or reported (or its RMS)          far above all others
+    TRAIN_LOSS   log mean loss of the local training                far above all others
+    NORM         log norm of the update                             far above all others
+    EXCESS       log train loss - 2 log norm                        a large loss moved the model like a small one
+    DISAGREEMENT log loss - log train loss, of one round            it told a probe more than its own training report
+    JUMP         log loss - the client's log loss before            it rose unlike the others'
+
+The first three are *levels*: a value above the limit is cut to the limit, so that one number cannot buy a place. Hard
+data have large losses honestly, so levels are judged with a wider limit than the three comparisons of a client with
+itself. The norm of an update is the server's own measurement. (A loss falls about with the square of the gradient.)
+
+Credibility: every client starts with 1. A suspicious value leaves 40 % of it. A completed round without one takes
+back a tenth of what is missing. A client that is kept out returns slowly with time. The guard is *mild* by default: it
+cuts levels and shows credibilities. The *strict* form does not offer clients of a credibility below 1/2 to the policy,
+nor more newcomers than their fair share, and lets no large loss win a place before enough clients are known.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedpick.core.arrays import FloatArray, read_only
-from fedpick.core.types import Outcome
-from fedpick.core.validation import assign
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray, read_only
+from fedpick.core.errors import InvalidInput
+from fedpick.core.policy import Policy
+from fedpick.core.state import per_client
+from fedpick.core.types import Clients, Outcome
+from fedpick.core.validation import assign, flag, number
 
-__all__ = ["REPORT_LIMIT", "clean_answers", "clean_outcome"]
+__all__ = [
+    "REPORT_LIMIT",
+    "Guard",
+    "GuardState",
+    "clean_answers",
+    "clean_outcome",
+    "guard_of",
+    "limit_reference",
+]
 
 REPORT_LIMIT = 1e9
 """Default limit: no plausible loss, norm or duration comes near it."""
@@ -52,7 +93,335 @@ def clean_outcome(outcome: Outcome, limit: float) -> tuple[Outcome, int]:
         if values.size:
             cleaned[name], count = clean_answers(values, limit, negative)
             rejected += count
+    return _with_reports(outcome, cleaned), rejected
+
+
+def _with_reports(outcome: Outcome, reports: Mapping[str, FloatArray]) -> Outcome:
     # Not `replace`, which would validate the shapes again.
-    usable = copy(outcome)
-    assign(usable, **{name: read_only(values) for name, values in cleaned.items()})
-    return usable, rejected
+    changed = copy(outcome)
+    assign(changed, **{name: read_only(values) for name, values in reports.items()})
+    return changed
+
+
+# What is compared: rows of GuardState.latest.
+LOSS, TRAIN_LOSS, NORM, EXCESS, DISAGREEMENT, JUMP = range(6)
+_WIDE, _NARROW = 6.0, 5.0
+"""c of the limit, for levels and for comparisons of a client with itself."""
+_LEAST_SPREAD = 0.3
+_LEAST_KNOWN = 4
+"""Clients that must be known before any is judged."""
+_ENOUGH_KNOWN = 20
+"""Clients, or half of all, that the strict guard must know before a large loss may win a place."""
+_SAMPLE = 4096
+"""About as many clients make the median; of more, every n-th one."""
+_KEPT, _REGAINED, _RETURN = 0.4, 0.1, 0.01
+"""What a suspicious value leaves of the credibility, the share of the rest that a good round gives back, and what a
+client that is kept out gets back per round."""
+_TRUSTED = 0.5
+_LEAST_SIZES = 5
+_LEAST_SIZE_SPREAD = 0.4
+_SHOWN = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """How a session treats reports that may be false; "off", "mild" (the default) and "strict" are such guards.
+
+    Args:
+        cut: cut losses and norms above the limit, and keep a credibility per client. Without it nothing is compared.
+        exclude: do not offer clients whose credibility is below 1/2, unless the budget needs them.
+        newcomers: clients that came after the first round and were never chosen get, together, at most their fair share
+            of the places. (A fresh identity is cheap.)
+        most_places: no client is offered that had more than this many times its fair share of the latest places; None:
+            no bound. For policies that listen to reports.
+        most_size: a client's number of examples counts at most exp(most_size * spread) times the median, where the
+            spread is that of the logarithms, at least 0.4; None: no bound.
+    """
+
+    cut: bool = True
+    exclude: bool = False
+    newcomers: bool = False
+    most_places: float | None = None
+    most_size: float | None = 6.0
+
+    def __post_init__(self) -> None:
+        for name in ("cut", "exclude", "newcomers"):
+            flag(self, name)
+        if self.most_places is not None:
+            number(self, "most_places", "[1, inf)")
+        if self.most_size is not None:
+            number(self, "most_size", "(0, inf)")
+        if self.exclude and not self.cut:
+            raise InvalidInput("Guard(exclude=True) needs cut=True: credibility comes from comparing reports.")
+
+    @property
+    def masks(self) -> bool:
+        """Whether the guard may keep clients from the policy, depending on earlier rounds."""
+        return self.exclude or self.newcomers or self.most_places is not None
+
+    def start(self, policy: Policy[Any], clients: Clients) -> GuardState | None:
+        """Return the state before the first round; None if there is nothing to remember."""
+        listens = any(not signal.startswith("clients.") for signal in policy.needs)
+        if not ((self.cut and listens) or self.masks):
+            return None
+        count = len(clients)
+        bounded = self.most_places is not None and listens
+        return GuardState(
+            credibility=np.ones(count, np.float32),
+            latest=np.full((6, count), np.nan, np.float32),
+            status=np.full(count, _UNMET, np.int8),
+            places=np.zeros(count, np.float32) if bounded else None,
+            fair=np.zeros(count, np.float32) if bounded else None,
+        )
+
+    def sizes(self, clients: Clients) -> tuple[Clients, int]:
+        """Return the table with bounded sizes, and how many were cut. An importance that follows from them follows."""
+        sizes = clients.num_examples
+        positive = sizes[sizes > 0]
+        if self.most_size is None or len(positive) < _LEAST_SIZES:
+            return clients, 0
+        logs = np.log(positive)
+        most = math.exp(min(_limit(logs, self.most_size, _LEAST_SIZE_SPREAD), 700.0))
+        large = sizes > most * (1 + 1e-12)
+        if not large.any():
+            return clients, 0
+        derived = np.array_equal(clients.importance, sizes / sizes.sum())
+        bounded = np.where(large, most, sizes)
+        importance = bounded / bounded.sum() if derived else clients.importance
+        return replace(clients, num_examples=bounded, importance=importance), int(np.count_nonzero(large))
+
+
+_GUARDS = {
+    "off": Guard(cut=False, most_size=None),
+    "mild": Guard(),
+    "strict": Guard(exclude=True, newcomers=True, most_size=3.0),
+}
+_UNMET, _NEWCOMER, _ESTABLISHED = 0, 1, 2
+
+
+def guard_of(given: Guard | str) -> Guard:
+    """Return the guard of this name, or the guard itself."""
+    if isinstance(given, Guard):
+        return given
+    if not (isinstance(given, str) and given in _GUARDS):
+        raise InvalidInput(f"guard must be 'off', 'mild', 'strict' or a fedpick.Guard. Got {given!r}.")
+    return _GUARDS[given]
+
+
+class Offer(NamedTuple):
+    """Whom the policy may choose."""
+
+    available: BoolArray
+    notes: dict[str, Any]
+    state: GuardState
+
+
+@dataclass(frozen=True)
+class GuardState:
+    """What the guard knows of every client."""
+
+    credibility: NDArray[np.float32] = per_client()
+    """(N,) from 1, trusted, to 0."""
+    latest: NDArray[np.float32] = per_client(axis=1)
+    """(6, N) the latest values of the rows above; NaN: not known."""
+    status: NDArray[np.int8] = per_client()
+    """(N,) never available yet, a newcomer, or established: there in the first round, or chosen before."""
+    places: NDArray[np.float32] | None = per_client()
+    """(N,) places, fading by 1 % per round; None without `most_places`."""
+    fair: NDArray[np.float32] | None = per_client()
+    """(N,) the places that the clients would have had if all available ones were chosen equally often, likewise."""
+
+    def offer(
+        self, guard: Guard, available: BoolArray, wanted: int, first: bool, rng: np.random.Generator | None
+    ) -> Offer:
+        """Leave out clients of low credibility, newcomers beyond their share and clients with too many places.
+
+        `rng` rounds the share of newcomers; None: they are not bounded.
+        """
+        offered = available
+        notes: dict[str, Any] = {}
+        low = self.credibility < _TRUSTED
+        if guard.exclude and low.any():
+            offered = self._without(available, low, wanted)
+        if guard.most_places is not None and self.places is not None and self.fair is not None:
+            served = self.places > guard.most_places * self.fair + 3 * np.sqrt(self.fair) + 1
+            offered = self._without(offered, served, wanted)
+        status = self.status
+        if rng is not None:
+            met = available & (status == _UNMET)
+            if met.any():
+                status = np.where(met, np.int8(_ESTABLISHED if first else _NEWCOMER), status)
+            if (newcomer := status == _NEWCOMER).any():
+                offered = _fair_share(offered, newcomer, wanted, rng)
+        if hidden := int(np.count_nonzero(available)) - int(np.count_nonzero(offered)):
+            notes["not_offered"] = hidden
+        if low.any():
+            notes["distrusted"] = np.flatnonzero(low)[:_SHOWN].tolist()
+        return Offer(offered, notes, replace(self, status=status))
+
+    def _without(self, available: BoolArray, bad: BoolArray, wanted: int) -> BoolArray:
+        """The mask without the bad ones; with the most credible of them where too few are left."""
+        good = available & ~bad
+        missing = min(wanted, int(np.count_nonzero(available))) - int(np.count_nonzero(good))
+        if missing > 0:
+            rest = np.flatnonzero(available & bad)
+            good = good.copy()
+            good[rest[np.argsort(-self.credibility[rest], kind="stable")[:missing]]] = True
+        return good
+
+    def answered(
+        self, guard: Guard, clients: IntArray, values: FloatArray, trial: bool
+    ) -> tuple[FloatArray, GuardState, int]:
+        """Take the losses that clients told a probe: -> (cut values, state, how many were cut).
+
+        On the model of a trial cohort the losses are only cut: such a model is nobody's own.
+        """
+        logs = _logs(values)
+        latest = self.latest.copy()
+        jump = logs - latest[LOSS].take(clients)
+        _put(latest[LOSS], clients, logs)
+        cut_values, count = _cut(values, _cut_at(latest[LOSS], guard.exclude))
+        if trial:
+            return cut_values, self, count
+        _put(latest[JUMP], clients, jump)
+        suspicious = (logs > _limit_of(latest[LOSS], _WIDE)) | (jump > _limit_of(latest[JUMP], _NARROW))
+        state = replace(self, latest=latest, credibility=_judged(self.credibility, clients, suspicious, regain=None))
+        return cut_values, state, count
+
+    def observe(self, guard: Guard, outcome: Outcome, probed: BoolArray | None) -> tuple[Outcome, GuardState, int]:
+        """Take the reports of a round: -> (outcome with cut levels, state, how many were cut)."""
+        chosen = outcome.clients
+        latest = self.latest.copy()
+        told = np.where(np.isnan(outcome.loss), outcome.loss_rms, outcome.loss)
+        logs = {LOSS: _logs(told), TRAIN_LOSS: _logs(outcome.train_loss), NORM: _logs(outcome.update_norm)}
+        loss = logs[LOSS]
+        if probed is not None:
+            loss = np.where(np.isnan(loss) & probed[chosen], latest[LOSS, chosen], loss)
+        logs[EXCESS] = logs[TRAIN_LOSS] - 2 * logs[NORM]
+        logs[DISAGREEMENT] = loss - logs[TRAIN_LOSS]
+        logs[JUMP] = logs[LOSS] - latest[LOSS, chosen]
+        suspicious = np.zeros(len(chosen), dtype=bool)
+        limits: dict[int, float] = {}  # at which levels are cut
+        for row, values in logs.items():
+            if _put(latest[row], chosen, values):
+                suspicious |= values > _limit_of(latest[row], _WIDE if row <= NORM else _NARROW)
+                limits[row] = _cut_at(latest[row], guard.exclude and row != NORM)
+        cut: dict[str, FloatArray] = {}
+        count = 0
+        for name, row in (("loss", LOSS), ("loss_rms", LOSS), ("train_loss", TRAIN_LOSS), ("update_norm", NORM)):
+            if row in limits:
+                cut[name], more = _cut(getattr(outcome, name), limits[row])
+                count += more
+        if NORM in limits and outcome.sketch.size and (long := cut["update_norm"] < outcome.update_norm).any():
+            cut["sketch"] = outcome.sketch.copy()
+            cut["sketch"][long] *= (cut["update_norm"] / np.where(long, outcome.update_norm, 1.0))[long, None]
+        credibility = _judged(self.credibility, chosen, suspicious, regain=outcome.completed)
+        if guard.exclude and (kept_out := credibility < _TRUSTED).any():
+            kept_out[chosen] = False
+            credibility = np.where(kept_out, credibility + np.float32(_RETURN), credibility)
+        state = replace(self, latest=latest, credibility=credibility)
+        if len(chosen) and (state.status[chosen] != _ESTABLISHED).any():
+            status = state.status.copy()
+            status[chosen] = _ESTABLISHED
+            state = replace(state, status=status)
+        return _with_reports(outcome, cut), state, count
+
+    def served(self, available: BoolArray, chosen: IntArray) -> GuardState:
+        """Count the places of a round, where they are bounded."""
+        if self.places is None or self.fair is None:
+            return self
+        places, fair = self.places * np.float32(0.99), self.fair * np.float32(0.99)
+        places[chosen] += 1
+        there = int(np.count_nonzero(available))
+        fair[available] += len(chosen) / max(there, 1)
+        return replace(self, places=places, fair=fair)
+
+
+def limit_reference(values: Sequence[float], c: float, least_spread: float = _LEAST_SPREAD) -> float:
+    """median + c * spread, in plain Python; infinite while too few values are known."""
+    known = [value for value in values if not math.isnan(value)]
+    if len(known) < _LEAST_KNOWN:
+        return math.inf
+    middle = statistics.median(known)
+    return middle + c * max(1.4826 * statistics.median(abs(value - middle) for value in known), least_spread)
+
+
+def _limit(values: NDArray[Any], c: float, least_spread: float = _LEAST_SPREAD) -> float:
+    middle = float(np.median(values))
+    return middle + c * max(1.4826 * float(np.median(np.abs(values - middle))), least_spread)
+
+
+def _limit_of(row: NDArray[np.float32], c: float) -> float:
+    """The limit of a row of `latest`, from a sample if many clients are known."""
+    sample = row[:: max(1, len(row) // _SAMPLE)]
+    known = sample[~np.isnan(sample)]
+    if len(known) < _SAMPLE // 4 and len(sample) < len(row):  # few are known: take all of them
+        known = row[~np.isnan(row)]
+    return _limit(known.astype(np.float64), c) if len(known) >= _LEAST_KNOWN else math.inf
+
+
+def _cut_at(row: NDArray[np.float32], careful: bool) -> float:
+    """Where a level is cut: at the limit; with `careful`, at the median until enough clients are known.
+
+    The first known clients are those that a policy prefers, so liars may be most of them. Until then no report wins.
+    """
+    if careful and len(row) - np.count_nonzero(np.isnan(row)) < min(_ENOUGH_KNOWN, len(row) // 2):
+        return float(np.median(row[~np.isnan(row)]))
+    return _limit_of(row, _WIDE)
+
+
+def _put(row: NDArray[np.float32], clients: IntArray, values: NDArray[np.float32]) -> bool:
+    """Write the known values into a row: -> whether there were any."""
+    known = ~np.isnan(values)
+    if known.all():
+        row[clients] = values
+        return len(values) > 0
+    row[clients[known]] = values[known]
+    return bool(known.any())
+
+
+def _logs(values: FloatArray) -> NDArray[np.float32]:
+    """The logarithms of positive values; NaN for the others, which are not compared."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs: NDArray[np.float32] = np.log(values).astype(np.float32)
+    logs[~np.isfinite(logs)] = np.nan
+    return logs
+
+
+def _cut(values: FloatArray, limit: float) -> tuple[FloatArray, int]:
+    """Cut the size of values at exp(limit), whatever their sign: -> (values, how many were cut)."""
+    most = math.exp(limit) if limit < 700 else math.inf
+    large = np.abs(values) > most  # False for NaN
+    count = int(np.count_nonzero(large))
+    return (np.clip(values, -most, most), count) if count else (values, 0)
+
+
+def _judged(
+    credibility: NDArray[np.float32], clients: IntArray, suspicious: BoolArray, regain: BoolArray | None
+) -> NDArray[np.float32]:
+    """Lower the credibility of suspicious clients; the others of those marked in `regain` get some back."""
+    if regain is None and not suspicious.any():
+        return credibility
+    old = credibility[clients]
+    better = old if regain is None else np.where(regain, old + np.float32(_REGAINED) * (1 - old), old)
+    new = np.where(suspicious, old * np.float32(_KEPT), better)
+    if np.array_equal(new, old):
+        return credibility
+    changed = credibility.copy()
+    changed[clients] = new
+    return changed
+
+
+def _fair_share(offered: BoolArray, newcomer: BoolArray, wanted: int, rng: np.random.Generator) -> BoolArray:
+    """The mask with as many newcomers as their fair number of places, rounded at random, or as the budget needs."""
+    fresh = np.flatnonzero(offered & newcomer)
+    there = int(np.count_nonzero(offered))
+    if len(fresh) == 0 or wanted >= there:
+        return offered
+    fair = wanted * len(fresh) / there
+    admitted = max(int(fair) + int(rng.random() < fair % 1), wanted - (there - len(fresh)))
+    if admitted >= len(fresh):
+        return offered
+    mask = offered.copy()
+    mask[rng.permutation(fresh)[admitted:]] = False
+    return mask

@@ -29,6 +29,8 @@ class Purpose(IntEnum):
     MEASURE = 9
     ANALYSIS = 10
     DEVICES = 11
+    ATTACKS = 12
+    GUARD = 13
 
 
 def stream(seed: int, round: int, purpose: Purpose) -> np.random.Generator:

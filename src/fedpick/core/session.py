@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedpick.core import checkpoint, registry, writing
 from fedpick.core import state as states
-from fedpick.core.arrays import IntArray
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import (
     InvalidInput,
     InvalidSelection,
@@ -20,7 +20,7 @@ from fedpick.core.errors import (
     OutOfOrder,
     StateFileError,
 )
-from fedpick.core.guard import REPORT_LIMIT, clean_answers, clean_outcome
+from fedpick.core.guard import REPORT_LIMIT, Guard, GuardState, clean_answers, clean_outcome, guard_of
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.signal_watch import SignalWatch
@@ -34,6 +34,7 @@ Measure = Callable[[Probe], ArrayLike]
 SESSION_FILE = "session.npz"
 """The one file that `Session.save` writes into its directory, beside the lock."""
 _FORMAT = "fedpick-session"
+_GUARD = "guard/"
 _SCHEMA = 2
 _SAVED_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "policy": str,
@@ -43,6 +44,19 @@ _SAVED_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "report_limit": (int, float),
     "state": dict,
 }
+
+
+class _Pending(NamedTuple):
+    """A round that was asked and not told yet."""
+
+    selection: Selection
+    state: Any
+    """The policy's state that `tell` commits."""
+    guard: GuardState | None
+    """The guard's."""
+    available: BoolArray
+    probed: BoolArray | None
+    """(N,) the clients that told their loss in this round; None without such a probe."""
 
 
 class Session:
@@ -57,10 +71,13 @@ class Session:
         provides: the signals that the driver provides. A policy that needs more is refused. None: not checked; instead
             the session warns (`FedpickWarning`) if a needed signal does not arrive for three rounds.
         report_limit: reports beyond this limit count as no answer.
+        guard: what the session does about reports that may be false: "off", "mild", "strict" or a `Guard`.
 
     Attributes:
         round: the round that `ask` answers next, from 0.
-        policy, clients, seed: as above; `grow` replaces the clients.
+        policy, seed, guard: as above.
+        table: the clients as they were passed; `grow` replaces them.
+        clients: the same with the sizes that the guard bounded, as the policy sees them.
 
     >>> import numpy as np
     >>> session = Session(registry.get("uniform"), Clients(num_examples=np.ones(5)), seed=1)
@@ -81,6 +98,7 @@ class Session:
         *,
         provides: frozenset[Signal] | None = None,
         report_limit: float = REPORT_LIMIT,
+        guard: Guard | str = "mild",
     ) -> None:
         if not isinstance(policy, Policy):
             raise InvalidInput(
@@ -88,15 +106,17 @@ class Session:
             )
         _refuse_missing_signals(policy, clients, provides)
         self.policy = policy
-        self.clients = clients
+        self.guard = guard_of(guard)
+        self.table = clients
+        self.clients, self._sizes_cut = self.guard.sizes(clients)
         self.seed = whole("Session", "seed", 0, value=seed)
         self.round = 0
         self._provides = provides
         self._report_limit = number("Session", "report_limit", "(0, inf]", value=report_limit)
-        self._state = policy.init(clients, stream(self.seed, 0, Purpose.INIT))
+        self._state = policy.init(self.clients, stream(self.seed, 0, Purpose.INIT))
+        self._guard = self.guard.start(policy, self.clients)
         self._watch = SignalWatch(policy) if provides is None else None
-        self._pending: tuple[Selection, Any] | None = None
-        """The selection that was asked for last, and the state that `tell` commits with it."""
+        self._pending: _Pending | None = None
         self._saved_in: Path | None = None
 
     def __repr__(self) -> str:
@@ -106,6 +126,13 @@ class Session:
     def state(self) -> Any:
         """The policy's state after the last `tell`, for analysis. It is never modified, only replaced."""
         return self._state
+
+    @property
+    def credibility(self) -> FloatArray:
+        """(N,) how far the guard trusts each client's reports, from 1 to 0; 1 for all if it compares none."""
+        if self._guard is None:
+            return np.ones(len(self.clients))
+        return self._guard.credibility.astype(np.float64)
 
     def ask(
         self,
@@ -128,25 +155,46 @@ class Session:
             available=mask,
             clients=self.clients,
         )
-        rejected = 0
+        guard, notes = self._guard, dict[str, Any]()
+        if not context.available.any():
+            notes["nobody_available"] = True
+        if self._sizes_cut:
+            notes["sizes_cut"] = self._sizes_cut
+        if guard is not None:
+            random = stream(self.seed, self.round, Purpose.GUARD) if self.guard.newcomers else None
+            offer = guard.offer(self.guard, context.available, context.budget, self.round == 0, random)
+            guard, notes = offer.state, {**notes, **offer.notes}
+            if offer.available is not context.available:
+                context = replace(context, available=offer.available)
+        rejected = cut = 0
+        probed: BoolArray | None = None
         # Building a random stream takes as long as a small decision: build it only for a policy that probes.
         if type(self.policy).probe is not Policy.probe:
             probes = self.policy.probe(self._state, context, stream(self.seed, self.round, Purpose.PROBE))
-            answers = [self._answer(probe, context, measure) for probe in probes]
-            context = replace(context, measurements=tuple(measurement for measurement, _ in answers))
-            rejected = sum(count for _, count in answers)
+            measurements: list[Measurement] = []
+            for probe in probes:
+                answer, count = self._answer(probe, context, measure)
+                rejected += count
+                if guard is not None and self.guard.cut and probe.signal is Signal.LOSS and len(probe.clients):
+                    trial = probe.trial is not None
+                    values, guard, count = guard.answered(self.guard, probe.clients, answer.values, trial)
+                    if count:
+                        answer, cut = Measurement(clients=probe.clients, values=values), cut + count
+                    if not trial:
+                        probed = np.zeros(len(self.clients), dtype=bool) if probed is None else probed
+                        probed[probe.clients] = True
+                measurements.append(answer)
+            context = replace(context, measurements=tuple(measurements))
             if self._watch is not None:
                 self._watch.asked(probes, context.measurements)
         selection, state = self.policy.select(self._state, context, stream(self.seed, self.round, Purpose.SELECT))
         _check_selection(selection, context, self.policy)
-        notes: dict[str, Any] = {}
-        if not context.available.any():
-            notes["nobody_available"] = True
-        if rejected:
-            notes["rejected_reports"] = rejected
+        notes |= {name: count for name, count in (("rejected_reports", rejected), ("cut_reports", cut)) if count}
         if notes:
             selection = replace(selection, diagnostics={**selection.diagnostics, **notes})
-        self._pending = selection, state
+        if self._sizes_cut and selection.weights is None:
+            selection = replace(selection, weights=_by_size(self.clients, selection.clients))
+        self._pending = _Pending(selection, state, guard, context.available, probed)
         return selection
 
     def _answer(self, probe: Probe, context: RoundContext, measure: Measure | None) -> tuple[Measurement, int]:
@@ -181,14 +229,20 @@ class Session:
             )
         if outcome.index != self.round:
             raise InvalidInput(f"The outcome is of round {outcome.index}, but round {self.round} is being told.")
-        selection, state = self._pending
-        outcome, rejected = clean_outcome(in_order_of(selection.clients, outcome), self._report_limit)
-        self._state = self.policy.observe(state, outcome)
-        self._pending = None
+        pending, cut = self._pending, 0
+        chosen = pending.selection.clients
+        outcome, rejected = clean_outcome(in_order_of(chosen, outcome), self._report_limit)
+        guard = pending.guard
+        if guard is not None:
+            if self.guard.cut:
+                outcome, guard, cut = guard.observe(self.guard, outcome, pending.probed)
+            guard = guard.served(pending.available, chosen)
+        self._state = self.policy.observe(pending.state, outcome)
+        self._guard, self._pending = guard, None
         self.round += 1
         if self._watch is not None:
             self._watch.told(outcome)
-        return {"rejected_reports": rejected} if rejected else {}
+        return {name: count for name, count in (("rejected_reports", rejected), ("cut_reports", cut)) if count}
 
     def grow(self, clients: Clients) -> None:
         """Replace the table by a larger one. The clients so far keep their rows and their state; newcomers follow."""
@@ -200,13 +254,33 @@ class Session:
                 "Clients that left keep their row; mark them unavailable."
             )
         _refuse_missing_signals(self.policy, clients, self._provides)
+        self.table = clients
+        clients, self._sizes_cut = self.guard.sizes(clients)
         fresh = self.policy.init(clients, stream(self.seed, self.round, Purpose.INIT))
         self._state = states.carry_over(self._state, fresh)
+        if self._guard is not None:
+            newer = self.guard.start(self.policy, clients)
+            assert newer is not None  # it depends on the policy alone
+            self._guard = states.carry_over(self._guard, newer)
         self.clients = clients
 
+    def split(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Return what a checkpoint must hold, as (arrays, plain values): the policy's state and the guard's."""
+        arrays, plain = states.split(self._state)
+        if self._guard is not None:
+            own, _ = states.split(self._guard)
+            arrays |= {f"{_GUARD}{name}": value for name, value in own.items()}
+        return arrays, plain
+
     def restore(self, arrays: Mapping[str, NDArray[Any]], plain: Mapping[str, Any], *, round: int) -> None:
-        """Continue in this round with a state that `fedpick.core.state.split` took apart."""
-        self._state = states.join(self._state, arrays, plain)
+        """Continue in this round with what `split` took apart. What was saved before there was a guard has none."""
+        own = {name: value for name, value in arrays.items() if not name.startswith(_GUARD)}
+        guard = _group(arrays, _GUARD)
+        self._state = states.join(self._state, own, plain)
+        self._guard = self.guard.start(self.policy, self.clients)
+        if self._guard is not None and guard:
+            unbounded = {name: None for name in ("places", "fair") if name not in guard}
+            self._guard = states.join(self._guard, guard, unbounded)
         self._pending = None
         self.round = whole("Session.restore", "round", 0, value=round)
 
@@ -217,8 +291,8 @@ class Session:
         StateFileError. Loading needs no lock. Other files in the directory are left alone.
         """
         directory = Path(path)
-        arrays, plain = states.split(self._state)
-        table = {item.name: getattr(self.clients, item.name) for item in fields(self.clients)}
+        arrays, plain = self.split()
+        table = {item.name: getattr(self.table, item.name) for item in fields(self.table)}
         members = {f"state/{name}": value for name, value in arrays.items()}
         members |= {f"clients/{name}": value for name, value in table.items() if value is not None}
         content = checkpoint.pack(
@@ -231,6 +305,7 @@ class Session:
                 "seed": self.seed,
                 "round": self.round,
                 "report_limit": self._report_limit,
+                "guard": asdict(self.guard),
                 "state": plain,
             },
         )
@@ -261,7 +336,14 @@ class Session:
             if policy is None:
                 policy = registry.get(saved["policy"], **saved["parameters"])
             clients = Clients(**_group(members, "clients/"))
-            session = cls(policy, clients, saved["seed"], provides=provides, report_limit=saved["report_limit"])
+            session = cls(
+                policy,
+                clients,
+                saved["seed"],
+                provides=provides,
+                report_limit=saved["report_limit"],
+                guard=Guard(**saved["guard"]) if "guard" in saved else "mild",
+            )
             session.restore(_group(members, "state/"), saved["state"], round=saved["round"])
         except (InvalidInput, TypeError) as error:
             raise StateFileError(f"{file} cannot be used: {error}") from error
@@ -378,6 +460,13 @@ def _check_selection(selection: Selection, context: RoundContext, policy: Policy
     _check_indices(selection.clients, context, f"{name} selected")
     if len(selection.clients) > context.budget:
         raise InvalidSelection(f"{name} selected {len(selection.clients)} clients with a budget of {context.budget}.")
+
+
+def _by_size(clients: Clients, chosen: IntArray) -> FloatArray:
+    """(k,) weights proportional to the bounded sizes: a driver's own table may hold the sizes as clients told them."""
+    sizes = clients.num_examples[chosen]
+    total = sizes.sum()
+    return sizes / total if total > 0 else np.zeros(len(chosen))
 
 
 def in_order_of(clients: IntArray, outcome: Outcome) -> Outcome:

@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedpick.core import checkpoint, registry
-from fedpick.core import state as states
 from fedpick.core.errors import InvalidInput, OutOfOrder
 from fedpick.core.record import Callback, Counters, RoundRecord, Timings
 from fedpick.core.session import Session, in_order_of, policy_name
@@ -321,6 +320,6 @@ def _per_client(values: ArrayLike, name: str, size: int) -> NDArray[np.float64]:
 
 def _checkpoint(session: Session) -> bytes:
     """The policy's state, for the report: the model is the loop's own, so the store cannot resume it."""
-    arrays, plain = states.split(session.state)
+    arrays, plain = session.split()
     own: Mapping[str, NDArray[Any]] = {f"policy/{name}": value for name, value in arrays.items()}
     return checkpoint.pack(own, {"round": session.round, "policy": plain})

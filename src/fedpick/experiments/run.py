@@ -18,7 +18,6 @@ import fedpick
 from fedpick.availability.logs import ReplayTrace
 from fedpick.availability.process import Trace
 from fedpick.core import checkpoint
-from fedpick.core import state as states
 from fedpick.core.arrays import BoolArray, FloatArray
 from fedpick.core.errors import InvalidInput, MissingSignal, StateFileError
 from fedpick.core.record import RoundRecord
@@ -138,7 +137,7 @@ class FederatedRun:
     def checkpoint(self) -> bytes:
         """Return everything needed to go on after the latest round."""
         arrays, plain = self.simulator.state()
-        policy_arrays, policy_plain = states.split(self.session.state)
+        policy_arrays, policy_plain = self.session.split()
         arrays |= {f"policy/{name}": value for name, value in policy_arrays.items()}
         return checkpoint.pack(arrays, {**plain, "policy": policy_plain})
 
@@ -168,7 +167,7 @@ def show_history(session: Session, trace: Trace, rounds: int) -> None:
                 "clients even in a round without a budget. Leave out history, or this policy."
             ) from error
         session.tell(Outcome(index=index, clients=nobody, completed=nobody.astype(bool)))
-    session.restore(*states.split(session.state), round=0)
+    session.restore(*session.split(), round=0)
 
 
 def clients_and_trace(parts: RunParts, federation: Federation) -> tuple[Clients, Trace]:
@@ -193,6 +192,7 @@ def build(settings: Mapping[str, Any]) -> FederatedRun:
         faults=parts.faults,
         devices=parts.devices,
         waiting=parts.waiting,
+        attacks=parts.attacks,
         seed=parts.seed,
         clients=clients,
         losses_on=parts.simulator.losses_on,
@@ -201,7 +201,7 @@ def build(settings: Mapping[str, Any]) -> FederatedRun:
         sketch=parts.simulator.sketch,
         noise_examples=parts.simulator.noise_examples,
     )
-    session = Session(parts.policy, clients, parts.seed, provides=simulator.provides)
+    session = Session(parts.policy, clients, parts.seed, provides=simulator.provides, guard=parts.guard)
     data_files = [f"{name} {digest}" for name, digest in files.items() if name.startswith(("data.", "partition."))]
     histogram = federation.label_histogram
     row = {
@@ -225,7 +225,8 @@ def refuse_early(all_settings: list[Mapping[str, Any]]) -> None:
     for settings in all_settings:
         if settings["seed"] == first.parts.seed:
             policy = build_settings(settings).policy
-            session = Session(policy, clients, first.parts.seed, provides=first.simulator.provides)
+            options: dict[str, Any] = {"provides": first.simulator.provides, "guard": first.parts.guard}
+            session = Session(policy, clients, first.parts.seed, **options)
             show_history(session, first.trace, min(1, first.parts.history))
     if budget is not None and budget > len(clients):
         raise InvalidInput(f"[run]: a budget of {budget} is more than the {len(clients)} clients there are.")

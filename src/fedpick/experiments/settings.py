@@ -20,12 +20,12 @@ from fedpick.availability.process import AvailabilityProcess
 from fedpick.core import registry
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Policy
-from fedpick.core.validation import whole
+from fedpick.core.validation import choice, whole
 from fedpick.data import loading
 from fedpick.data.loading import DataSettings
 from fedpick.data.partition import Partition
 from fedpick.data.types import Federation
-from fedpick.sim import Devices, Faults, LocalTraining, ServerStep, Waiting, devices, tasks
+from fedpick.sim import Attacks, Devices, Faults, LocalTraining, ServerStep, Waiting, devices, tasks
 from fedpick.sim.settings import SimulatorSettings
 from fedpick.sim.tasks import TaskSettings
 
@@ -78,8 +78,11 @@ class RunSettings:
     """Loss and accuracy on the clients' validation data."""
     loss_targets: tuple[float, ...] = ()
     """Training losses (of all clients, on losses_on) for the same table; they need losses_every."""
+    guard: str = "mild"
+    """What the session does about reports that may be false: "off", "mild" or "strict"."""
 
     def __post_init__(self) -> None:
+        choice(self, "guard", ("off", "mild", "strict"))
         for key in ("rounds", "evaluate_every"):
             whole(self, key, 1)
         for key in ("budget", "losses_every", "local_accuracy_every", "validation_every"):
@@ -125,12 +128,14 @@ class RunParts:
     waiting: Waiting
     at_clock: bool
     """Read device logs at the time of the simulator's clock."""
+    attacks: Attacks | None
     simulator: SimulatorSettings
     budget: int | None
     evaluate_every: int
     losses_every: int | None
     local_accuracy_every: int | None
     validation_every: int | None
+    guard: str
 
 
 def build_settings(settings: Table) -> RunParts:
@@ -152,12 +157,14 @@ def build_settings(settings: Table) -> RunParts:
         devices=devices_of(settings["devices"]) if "devices" in settings else None,
         waiting=typed(Waiting, settings.get("waiting", {})),
         at_clock=process.get("clock", False),
+        attacks=typed(Attacks, settings["attacks"]) if settings.get("attacks") else None,
         simulator=typed(SimulatorSettings, settings["simulator"]),
         budget=settings["budget"],
         evaluate_every=settings["evaluate_every"],
         losses_every=settings["losses_every"],
         local_accuracy_every=settings["local_accuracy_every"],
         validation_every=settings.get("validation_every"),
+        guard=settings.get("guard", "mild"),
     )
 
 

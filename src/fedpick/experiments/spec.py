@@ -25,6 +25,7 @@
     name = "phones"
     [waiting]              # optional: fields of fedpick.sim.Waiting (overcommit, quorum, deadline, late, ...)
     overcommit = 1.3
+    [attacks]              # optional: fields of fedpick.sim.Attacks: kind = "inflate-flip", share = 0.2, ...
     [simulator]            # optional: losses_on, shards, group, sketch, noise_examples, engine of Simulator
     losses_on = "validation"
     [run]
@@ -37,6 +38,7 @@
     validation_every = 10  # optional: loss and accuracy on the clients' validation data
     targets = [0.69]       # test accuracies for the rounds-to-target table
     loss_targets = [0.7]   # optional: training losses likewise; they need losses_every
+    guard = "mild"         # optional: against false reports: "off", "mild" or "strict"
 
     [[policies]]           # one row of the tables; further keys are hyper-parameters of the policy
     name = "fedcor"
@@ -147,6 +149,7 @@ class Spec(RunSettings):
     policies: tuple[PolicySpec, ...]
     devices: Named | None = None
     waiting: Mapping[str, Any] = field(default_factory=dict)
+    attacks: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As in the TOML file, with every default of the spec itself written out."""
@@ -154,6 +157,8 @@ class Spec(RunSettings):
         run = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
         if not self.loss_targets:
             del run["loss_targets"]  # a younger key: specs without it keep their hash
+        if self.guard == "mild":
+            del run["guard"]  # likewise
         return {
             "title": self.title,
             "data": self.data.to_dict(),
@@ -163,6 +168,7 @@ class Spec(RunSettings):
             "server": dict(self.server),
             "availability": self.availability.to_dict(),
             "faults": dict(self.faults),
+            **({"attacks": dict(self.attacks)} if self.attacks else {}),
             "simulator": dict(self.simulator),
             **self._time(),
             "run": {key: value for key, value in run.items() if value is not None},
@@ -182,8 +188,12 @@ class Spec(RunSettings):
     def settings_of(self, policy: PolicySpec, seed: int) -> dict[str, Any]:
         """Everything that decides the rows of one run, as stored in the column `runs.settings`."""
         shared = self.to_dict()
-        # A younger key: runs without it keep their identity.
-        validation = {} if self.validation_every is None else {"validation_every": self.validation_every}
+        # Younger keys: runs without them keep their identity.
+        validation: dict[str, Any] = (
+            {} if self.validation_every is None else {"validation_every": self.validation_every}
+        )
+        attacks = {"attacks": dict(self.attacks)} if self.attacks else {}
+        guard = {} if self.guard == "mild" else {"guard": self.guard}
         return {
             **{key: shared[key] for key in ("data", "partition", "task", "availability", "faults", "simulator")},
             "local": {**self.local, **policy.local},
@@ -194,6 +204,8 @@ class Spec(RunSettings):
             "local_accuracy_every": self.local_accuracy_every,
             **validation,
             **self._time(),
+            **attacks,
+            **guard,
             "policy": {"name": policy.name, **policy.parameters},
             "seed": seed,
         }
@@ -327,6 +339,7 @@ def _assemble(content: Mapping[str, Any], title: str) -> Spec:
         local=dict(content["local"]),
         server=dict(content.get("server", {})),
         faults=dict(content.get("faults", {})),
+        attacks=dict(content.get("attacks", {})),
         simulator=dict(content.get("simulator", {})),
         devices=_named(content["devices"]) if "devices" in content else None,
         waiting=dict(content.get("waiting", {})),

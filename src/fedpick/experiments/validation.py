@@ -28,7 +28,7 @@ from fedpick.experiments import settings
 from fedpick.experiments.encoding import has_control_characters
 from fedpick.experiments.settings import RunSettings, alternatives, type_hints, typed
 from fedpick.experiments.toml import KeyPath
-from fedpick.sim import Faults, LocalTraining, ServerStep, Waiting, devices, tasks
+from fedpick.sim import Attacks, Faults, LocalTraining, ServerStep, Waiting, devices, tasks
 from fedpick.sim.settings import SimulatorSettings
 
 __all__ = [
@@ -89,6 +89,7 @@ _PLAIN: dict[str, type[Any]] = {
     "local": LocalTraining,
     "server": ServerStep,
     "faults": Faults,
+    "attacks": Attacks,
     "simulator": SimulatorSettings,
     "waiting": Waiting,
 }

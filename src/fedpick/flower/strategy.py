@@ -37,6 +37,7 @@ from fedpick.adapter.settings import (
 )
 from fedpick.core import registry, validation
 from fedpick.core.errors import InvalidInput, TrainingFailed
+from fedpick.core.guard import Guard
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.record import Callback
 from fedpick.core.types import Selection
@@ -73,6 +74,7 @@ def with_policy(
     *,
     budget: float | None = None,
     seed: int = 0,
+    guard: Guard | str = "mild",
     state: str | Path | None = None,
     key: KeyFunction | None = None,
     eligible: Eligible | None = None,
@@ -100,6 +102,7 @@ def with_policy(
         policy: a policy object, such as `fedpick.policies.get("pow-d")`.
         budget: the largest cohort, or, between 0 and 1, its fraction of the ready clients; None for no limit.
         seed: seed of all random choices.
+        guard: what is done about reports that may be false: "off", "mild", "strict" or a `fedpick.Guard`.
         state: a directory in which the policy's state is saved after each round and from which it is resumed; created
             if missing. None saves nothing.
         key: (NodeInfo, what the client reported) -> an identity that survives restarts. None: the authenticated name,
@@ -139,6 +142,7 @@ def with_policy(
     settings = Settings(
         budget=budget,
         seed=seed,
+        guard=guard,
         key=key,
         eligible=eligible,
         cooldown=cooldown,

@@ -23,10 +23,11 @@ revealing the features, see `fedpick.private`) or from the clients' models ("upd
 each client is probed once, the first time it is available, and the graph grows.
 
 Deviations: the solver is greedy construction and best-improvement swaps from many starts with a limit on work, instead
-of a commercial solver with a limit on time. Counts count selections, and a newcomer starts at the mean count. The paper
-assumes that all clients are available before the first round; here a client whose update or output is not known yet is
-at the mean distance from all others. Distances are scaled to [0, 1], pairs without a path are at distance 1. More than
-`max_prototypes` different feature vectors are merged. Ties are broken at random.
+of a commercial solver with a limit on time. Counts count selections, and a newcomer starts at the mean count of the
+clients that are available with it. The paper assumes that all clients are available before the first round; here a
+client whose update or output is not known yet is at the mean distance from all others. Distances are scaled to [0, 1],
+pairs without a path are at distance 1. More than `max_prototypes` different feature vectors are merged. Ties are broken
+at random.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ class FedGS(Policy[FedGSState]):
         """Solve eq. 14 among the available clients."""
         for measurement in context.measurements:
             state = self._with_answers(state, measurement)
-        counts = _started(state.counts)
+        counts = _started(state.counts, context.available)
         graph = self._graph_of(state, len(counts))
         eligible = np.flatnonzero(context.available)
         size = min(context.budget, len(eligible))
@@ -275,13 +276,17 @@ def _shares(histogram: FloatArray) -> FloatArray:
     return shares
 
 
-def _started(counts: FloatArray) -> FloatArray:
-    """Counts with newcomers at the mean of the others, or at 0 if all are new."""
+def _started(counts: FloatArray, available: BoolArray) -> FloatArray:
+    """Counts with newcomers at the mean of the others that are available now, or of all others, or at 0.
+
+    Clients that left for good keep their rows and their small counts. They must not pull newcomers below those
+    who stay.
+    """
     fresh = np.isnan(counts)
     if not fresh.any():
         return counts.copy()
-    start = 0.0 if fresh.all() else float(counts[~fresh].mean())
-    return np.where(fresh, start, counts)
+    others = counts[~fresh & available] if (~fresh & available).any() else counts[~fresh]
+    return np.where(fresh, float(others.mean()) if len(others) else 0.0, counts)
 
 
 def _mean_distance(graph: Graph, chosen: IntArray) -> float:

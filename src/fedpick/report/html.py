@@ -364,7 +364,7 @@ def _settings_card(material: Material) -> str:
                 f"({sizes.sum():,.0f} in all{f', {classes} classes' if (classes := federation.num_classes) else ''})",
             )
         )
-    sections = ("task", "local", "server", "availability", "faults", "devices", "waiting", "simulator")
+    sections = ("task", "local", "server", "availability", "faults", "attacks", "devices", "waiting", "simulator")
     pairs += [(name, _words(spec[name])) for name in sections if spec.get(name)]
     pairs += [
         ("rounds", f"{experiment.rounds:,}"),

@@ -19,7 +19,7 @@ import numpy as np
 from fedpick.core.errors import InvalidInput
 from fedpick.experiments.encoding import cell_text
 from fedpick.experiments.tuning import Choice
-from fedpick.report import analysis
+from fedpick.report import analysis, lies
 from fedpick.report.analysis import Difference, PolicyResults, Quantity, Results, RunMeasure, RunResults
 from fedpick.report.fairness import PARTS, Fairness, jain_index
 from fedpick.report.groups import GroupAccount
@@ -200,6 +200,22 @@ def _clock_columns(results: Results) -> list[Column]:
     return columns
 
 
+_LIES_NOTE = (
+    "Fair share: the liars' share of the clients. Distrusted: the guard's credibility fell below 1/2 at least once; of "
+    "honest clients that is a false alarm. N/A: with the guard off, nobody is distrusted."
+)
+
+
+def _lie_columns() -> list[Column]:
+    return [
+        Column("places of liars %", lies.captured, 1, 100.0, "low"),
+        Column("over fair share", lies.over_fair, 2, 1.0, "low"),
+        Column("liars distrusted %", lies.found, 1, 100.0, "high"),
+        Column("half of them by round", lies.found_by, 0, 1.0, "low"),
+        Column("false alarms %", lies.false_alarms, 1, 100.0, "low"),
+    ]
+
+
 def _time_columns() -> list[Column]:
     return [Column(f"{part} ms", partial(analysis.seconds_per_round, part=part), 2, 1e3) for part in analysis.PARTS]
 
@@ -230,6 +246,8 @@ def tables_of(results: Results, window: int = 1) -> list[Table]:
         _table("Cost and fairness", _cost_columns(results), results.policies),
         _table(TIME_TITLE, _time_columns(), results.policies),
     ]
+    if any(lies.liars_of(run) is not None for policy in results.policies for run in policy.runs):
+        made.insert(1, _table("Clients that lie", _lie_columns(), results.policies, _LIES_NOTE))
     return [table for table in (_measured(each, results) for each in made) if table.columns]
 
 

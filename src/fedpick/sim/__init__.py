@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fedpick.core.record import Counters, RoundRecord, Timings
 from fedpick.sim import devices, tasks
+from fedpick.sim.attacks import Attacks
 from fedpick.sim.clock import Waiting
 from fedpick.sim.devices import Devices
 from fedpick.sim.faults import Faults
@@ -16,6 +17,7 @@ from fedpick.sim.simulator import Simulator
 from fedpick.sim.tasks import Task, TorchTask
 
 __all__ = [
+    "Attacks",
     "Counters",
     "Devices",
     "Faults",

@@ -38,6 +38,13 @@ class Work(NamedTuple):
     server_lr: float
     sketch: bool = False
     """Also describe every update, for a policy that needs it."""
+    factors: FloatArray | None = None
+    """(k,) what each client multiplies its update by before it sends it; None: 1 for all."""
+
+    @property
+    def multipliers(self) -> FloatArray:
+        """(k,) by what every update is multiplied on its way to the server: `factors`, and NaN for the poisoned."""
+        return np.where(self.poisoned, np.nan, 1.0 if self.factors is None else self.factors)
 
     def equals(self, other: Work) -> bool:
         """Whether both describe the same training, to the last bit."""

@@ -136,7 +136,7 @@ def _rounds(
     report = session.policy.needs & _REPORTS
     # Masks of another type may depend on what happened before: they are asked for in their round.
     foreseeable = (
-        _decides_alone(session.policy)
+        _decides_alone(session)
         and (availability is None or isinstance(availability, Trace))
         and simulator.waiting.late == "drop"
     )
@@ -181,10 +181,11 @@ def _rounds(
         yield record
 
 
-def _decides_alone(policy: Policy[Any]) -> bool:
-    """Whether the policy neither learns from outcomes nor asks the clients, so that its decisions can be foreseen."""
+def _decides_alone(session: Session) -> bool:
+    """Whether neither outcomes nor answers of clients change the decisions, so that these can be foreseen."""
+    policy = session.policy
     asks = any(not signal.startswith("clients.") for signal in policy.needs)
-    return not asks and type(policy).observe is Policy.observe
+    return not asks and type(policy).observe is Policy.observe and not session.guard.masks
 
 
 def _foresee(ahead: Session, availability: Masks | None, budget: int | None, count: int) -> list[Selection]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedpick.core.arrays import IntArray
+from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.validation import assign, choice, number, whole
 from fedpick.data.types import Part
+from fedpick.sim.robust import RULES, clip_norms, combine
 
 __all__ = ["EngineName", "LearningRate", "LocalTraining", "ServerStep", "SimulatorSettings"]
 
@@ -118,14 +120,41 @@ class ServerStep:
     weight_decay: float = 0.0
     radius: float | None = None
     """Project the model onto the ball of this radius (Euclidean norm of all parameters) after the step."""
+    aggregation: str = "mean"
+    """What takes the place of the weighted mean of the updates: a rule of `fedpick.sim.robust`, against updates that
+    were made to do harm."""
+    attackers: float = 0.2
+    """The share of the cohort that "trimmed-mean", "krum" and "multi-krum" expect to be such updates."""
+    clip_norms: float | None = None
+    """Scale down updates that are longer than this many times the median length in the cohort; None: never."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.lr, LearningRate):
             assign(self, lr=LearningRate(initial=self.lr))
         for name in ("momentum", "weight_decay"):
             number(self, name, "[0, inf)")
-        if self.radius is not None:
-            number(self, "radius", "(0, inf)")
+        for name in ("radius", "clip_norms"):
+            if getattr(self, name) is not None:
+                number(self, name, "(0, inf)")
+        choice(self, "aggregation", RULES)
+        number(self, "attackers", "[0, 0.5)")
+
+    @property
+    def robust(self) -> bool:
+        """Whether the step needs the single updates, not only their weighted sum."""
+        return self.aggregation != "mean" or self.clip_norms is not None
+
+    def combine(self, updates: NDArray[Any], weights: FloatArray) -> FloatArray:
+        """(P,) what takes the place of `weights @ updates`; all updates with a positive weight are finite."""
+        if self.clip_norms is not None and (weights > 0).any():
+            updates = updates.copy()
+            updates[weights > 0] = clip_norms(updates[weights > 0], self.clip_norms)[0]
+        return combine(updates, weights, self.aggregation, self.attackers)
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides the numbers, as plain values. A robust rule is named only where there is one."""
+        younger = ("aggregation", "attackers", "clip_norms")
+        return {name: value for name, value in asdict(self).items() if self.robust or name not in younger}
 
     def lr_at(self, round: int) -> float:
         """Return the server's learning rate of one round."""

@@ -26,6 +26,7 @@ from fedpick.core.types import Clients, Outcome, Probe, Selection, aggregation_w
 from fedpick.core.writing import write_atomically
 from fedpick.data.types import Federation, Part
 from fedpick.sim import hashing, tasks
+from fedpick.sim.attacks import Attacks
 from fedpick.sim.clock import Ending, Status, Waiting, round_clock
 from fedpick.sim.devices import TRAINING_PASSES, Devices, Seconds
 from fedpick.sim.engine import Engine, Params, Rounds, Trainable, Trained, Work
@@ -80,6 +81,7 @@ class Simulator:
         devices: how fast clients are. With devices the simulator keeps a `clock`, in seconds since the start; None: a
             round takes no time.
         waiting: for whom the server waits; needs devices. None: for all selected clients.
+        attacks: who lies, and how; None: nobody.
         losses_on: the part of the local data on which losses are measured: "train", "validation", "test" or "all".
         shards: pieces of a cohort that train in parallel; None: chosen by the engine.
         group: clients per batched program; None: chosen by the engine.
@@ -100,6 +102,7 @@ class Simulator:
         faults: Faults | None = None,
         devices: Devices | None = None,
         waiting: Waiting | None = None,
+        attacks: Attacks | None = None,
         losses_on: Part = "train",
         shards: int | None = None,
         group: int | None = None,
@@ -126,6 +129,9 @@ class Simulator:
             raise InvalidInput(f"No client has {losses_on} data to measure losses on. Choose another losses_on.")
         self.local, self.server = local, server or ServerStep()
         self.seed, self.faults, self.losses_on = seed, faults, losses_on
+        self.attacks = attacks
+        self.lying = np.zeros(len(self.clients), bool) if attacks is None else attacks.liars(seed, len(self.clients))
+        """(N,) the clients that lie."""
         self.sketch, self.noise_examples = sketch, noise_examples
         self.engine: Engine = self.task.engine(self.examples, local, self.server, seed=seed, shards=shards, group=group)
         self.params, self.velocity = self.engine.init()
@@ -174,8 +180,9 @@ class Simulator:
         return {
             "task": self.task.name,
             "local": asdict(self.local),
-            "server": asdict(self.server),
+            "server": self.server.settings(),
             "faults": None if self.faults is None else asdict(self.faults),
+            **({} if self.attacks is None else {"attacks": asdict(self.attacks)}),
             "seed": self.seed,
             "losses_on": self.losses_on,
             "sketch": self.sketch,
@@ -252,6 +259,9 @@ class Simulator:
             draw = FaultDraw(nobody, nobody, nobody, np.full(len(chosen), np.nan))
         else:
             draw = self.faults.draw(self.seed, round, chosen, self._processed(chosen))
+        if self.attacks is not None and faults:
+            dropped = draw.dropped | self.attacks.dropped(self.lying[chosen])
+            draw = draw._replace(dropped=dropped, duration=np.where(dropped, np.nan, draw.duration))
         expected = ~(draw.dropped | draw.late)
         seconds = ending = arriving = None
         if self.fleet is not None and faults:
@@ -296,6 +306,7 @@ class Simulator:
         )
 
     def _work(self, round: int, clients: IntArray, poisoned: BoolArray) -> Work:
+        factors = None if self.attacks is None else self.attacks.update_factors(self.lying[clients])
         return Work(
             key=hashing.key_from(self.seed, int(Purpose.BATCHES), round),
             clients=clients,
@@ -303,6 +314,7 @@ class Simulator:
             poisoned=poisoned,
             lr=self.local.lr_at(round),
             server_lr=self.server.lr_at(round),
+            factors=factors,
         )
 
     def _train(self, plan: _Plan) -> Trained:
@@ -391,6 +403,10 @@ class Simulator:
         completed = plan.expected & np.isfinite(norm)
         sketch = np.full((len(chosen), trained.sketches.shape[1]), np.nan)
         sketch[completed] = trained.sketches[completed[plan.expected]]
+        if self.attacks is not None:
+            lying = self.lying[chosen]
+            losses = np.stack([self.attacks.losses(row, lying, self.round) for row in losses])
+            train_loss = self.attacks.losses(train_loss, lying, self.round)
         status = self._status(plan, completed)
         cancelled, late = status == Status.CANCELLED, status == Status.LATE
         kept = late if self.waiting.late != "drop" else np.zeros(len(chosen), bool)  # they answer later
@@ -508,6 +524,8 @@ class Simulator:
                     self.clock += float(trial.total.max(initial=0.0))
             if probe.signal is Signal.LOSS:
                 values = self._losses(params, probe.clients, probe.batch_size)
+                if self.attacks is not None:
+                    values = self.attacks.losses(values, self.lying[probe.clients], self.round)
             else:
                 values = self._vectors(params, probe)
             if probe.signal is Signal.UPDATE and self.sketch is None:

@@ -88,6 +88,8 @@ class _TrainingPrograms(NamedTuple):
     rounds: Callable[..., Any]
     round: Callable[..., Any]
     piece: Callable[..., Any]
+    stack: Callable[..., Any]
+    """Like `piece`, with every update as a row instead of their sum."""
     server: Callable[..., Any]
 
 
@@ -107,6 +109,7 @@ def _training_programs(
         jax.jit(programs.rounds_program(task, local, server, batch, group, ROUNDS_AT_ONCE)),
         jax.jit(programs.round_program(task, local, server, batch, group, describe)),
         jax.jit(programs.cohort_program(task, local, batch, group, describe)),
+        jax.jit(programs.cohort_program(task, local, batch, group, describe, stacked=True)),
         jax.jit(programs.server_program(server)),
     )
 
@@ -153,7 +156,7 @@ class JaxEngine:
         describe_update = describe_update or head_update
         self.examples, self.local, self.seed = examples, local, seed
         self.task = _for_flat_rows(task, examples.shape)
-        self._momentum = bool(server.momentum)
+        self.server = server
         # On a CPU these share the memory of the examples.
         self.x, self.y = jax.device_put(examples.x), jax.device_put(examples.y)
         self.test_x, self.test_y = jax.device_put(examples.test_x), jax.device_put(examples.test_y)
@@ -163,7 +166,7 @@ class JaxEngine:
         heavy = self.num_parameters > HEAVY
         self.group = group or task.group or _default_group(heavy, equal_steps=local.steps is not None)
         self.shards = shards or (default_shards() if heavy else 1)
-        self.rounds_at_once = 1 if heavy or self.shards > 1 else ROUNDS_AT_ONCE
+        self.rounds_at_once = 1 if heavy or self.shards > 1 or server.robust else ROUNDS_AT_ONCE
         largest = int(examples.sizes.max(initial=1))
         self.batch = max(largest, 1) if local.batch_size is None else local.batch_size
         # Learning rates are arguments of the programs, so they do not tell programs apart.
@@ -186,7 +189,7 @@ class JaxEngine:
         """Return the initial (params, velocity) of this seed."""
         words = np.concatenate(hashing.key_from(self.seed, int(Purpose.MODEL)))
         params = jax.jit(self.task.init)(jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32"))
-        return params, jax.tree.map(jnp.zeros_like, params) if self._momentum else ()
+        return params, jax.tree.map(jnp.zeros_like, params) if self.server.momentum else ()
 
     def leaves(self, params: Params, velocity: Params) -> list[Any]:
         """Return the arrays of a model, in a fixed order."""
@@ -207,6 +210,8 @@ class JaxEngine:
             return Trained(params, velocity, nothing, nothing, np.empty((0, 0), np.float32))
         pieces = self._pieces(work)
         compiled = self._training[pieces[0].group, work.sketch]
+        if self.server.robust:
+            return self._train_robustly(compiled, params, velocity, work, pieces)
         if self.shards == 1:
             x, y, rates = self.x, self.y, np.array([work.lr, work.server_lr], np.float32)
             words, cohort = _words(work.key), pieces[0].cohort
@@ -218,6 +223,28 @@ class JaxEngine:
         params, velocity, finite = compiled.server(params, velocity, parts, given, np.float32(work.server_lr))
         reports = [report if finite else np.full_like(report, np.nan) for _, report in parts]
         return Trained(params, velocity, *_in_order(pieces, reports))
+
+    def _train_robustly(
+        self, compiled: _TrainingPrograms, params: Params, velocity: Params, work: Work, pieces: Sequence[_Piece]
+    ) -> Trained:
+        """Train the cohort, combine its updates on the host, and take the server step."""
+        call = partial(self._train_piece, compiled.stack, params, _words(work.key), np.float32(work.lr))
+        parts = _in_threads([partial(call, piece.cohort) for piece in pieces])
+        losses, norms, sketches = _in_order(pieces, [report for _, report in parts])
+        updates = np.empty((len(work.clients), self.num_parameters), np.float32)
+        for piece, (rows, _) in zip(pieces, parts, strict=True):
+            updates[piece.places] = np.asarray(rows)[: len(piece.places)]
+        finite = np.isfinite(norms)
+        total = self.server.combine(updates[finite], work.weights[finite]).astype(np.float32)
+        leaves, structure = jax.tree.flatten(params)
+        cuts = np.cumsum([leaf.size for leaf in leaves])[:-1]
+        shaped = [part.reshape(leaf.shape) for part, leaf in zip(np.split(total, cuts), leaves, strict=True)]
+        counted = np.where(finite, work.weights, 0.0).max(initial=0.0).astype(np.float32)
+        step = (jax.tree.unflatten(structure, shaped), np.zeros((2, 1), np.float32))
+        params, velocity, taken = compiled.server(params, velocity, [step], [counted[None]], np.float32(work.server_lr))
+        if not taken:
+            losses, norms, sketches = (np.full_like(values, np.nan) for values in (losses, norms, sketches))
+        return Trained(params, velocity, losses, norms, sketches)
 
     def _train_piece(self, program: Callable[..., Any], params: Params, words: Array, lr: Array, cohort: Cohort) -> Any:
         # Each thread waits for its own program; JAX alone would run the programs one after the other.
@@ -264,9 +291,10 @@ class JaxEngine:
     def _pieces(self, work: Work) -> list[_Piece]:
         """Cut the cohort of a round for the shards."""
         clients, group = work.clients, self._group_of(len(work.clients))
+        factors = work.multipliers
 
         def piece(places: IntArray) -> _Piece:
-            return _Piece(places, self._cohort(clients[places], work.weights[places], work.poisoned[places]), group)
+            return _Piece(places, self._cohort(clients[places], work.weights[places], factors[places]), group)
 
         return [piece(places) for places in self._split(clients)]
 
@@ -274,7 +302,7 @@ class JaxEngine:
         """How many of `count` clients train as one batch: one, if they do not fill it, because padding costs time."""
         return 1 if on_cpu() and count < self.group else self.group
 
-    def _cohort(self, clients: IntArray, weights: FloatArray, poisoned: NDArray[np.bool_]) -> Cohort:
+    def _cohort(self, clients: IntArray, weights: FloatArray, factors: FloatArray) -> Cohort:
         """Pad clients to a bucket that is a multiple of the group."""
         count = len(clients)
         capacity = -(-bucket(count) // self.group) * self.group
@@ -283,7 +311,7 @@ class JaxEngine:
         table[:, :count] = clients, self.examples.starts[clients], sizes, self.local.num_steps(sizes)
         floats = np.zeros((2, capacity), np.float32)
         with np.errstate(over="ignore"):  # the step of an infinite weight is refused
-            floats[:, :count] = weights, poisoned
+            floats[:, :count] = weights, factors
         return Cohort(table, floats, np.int32(count))
 
     def _split(self, clients: IntArray) -> list[IntArray]:
@@ -343,7 +371,7 @@ class JaxEngine:
             width = jax.eval_shape(describe, params, params).shape[0]
             program = programs.vector_program(self.task, self.local, self.batch, group, describe, width)
             self._vector_programs[group, which] = jax.jit(program)
-        cohort = self._cohort(work.clients, work.weights, work.poisoned)
+        cohort = self._cohort(work.clients, work.weights, work.multipliers)
         rows = self._vector_programs[group, which](
             params, self.x, self.y, _words(work.key), cohort, np.float32(work.lr)
         )

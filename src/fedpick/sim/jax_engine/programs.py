@@ -49,7 +49,7 @@ class Cohort:
     """(4, c) int32: identity (with the round it makes the random numbers), first training row, number of training
     rows, local steps."""
     floats: Array
-    """(2, c) float32: weight of the update (0 for padding); 1 where a client returns NaN (a fault to be survived)."""
+    """(2, c) float32: weight of the update (0 for padding); factor of the update: 1, NaN (a fault), -1 (a lie), ..."""
     count: Array
     """() int32."""
 
@@ -63,19 +63,19 @@ def bucket(size: int, least: int = 16) -> int:
 
 
 def _group_trainer(task: Task, local: LocalTraining, batch: int, group: int) -> Callable[..., Any]:
-    """(params, x, y, words of the round's key, table, poison, lr) -> updates and losses of `group` clients."""
+    """(params, x, y, words of the round's key, table, factors, lr) -> updates and losses of `group` clients."""
     train = client_trainer(task, local, batch, group)
 
-    def one(params: Params, x: Array, y: Array, words: Array, row: Array, poison: Array, lr: Array) -> Any:
+    def one(params: Params, x: Array, y: Array, words: Array, row: Array, factor: Array, lr: Array) -> Any:
         client_key = hashing.fold(hashing.Key(words[0], words[1]), row[0].astype(jnp.uint32))
         update, loss = train(params, x, y, row[1], row[2], client_key, row[3], lr)
-        return jax.tree.map(lambda u: jnp.where(poison > 0, jnp.nan, u), update), loss
+        return jax.tree.map(lambda u: u * factor, update), loss
 
-    def several(params: Params, x: Array, y: Array, words: Array, table: Array, poison: Array, lr: Array) -> Any:
+    def several(params: Params, x: Array, y: Array, words: Array, table: Array, factors: Array, lr: Array) -> Any:
         if group == 1:
-            single = one(params, x, y, words, table[:, 0], poison[0], lr)
+            single = one(params, x, y, words, table[:, 0], factors[0], lr)
             return jax.tree.map(lambda leaf: leaf[None], single)
-        return jax.vmap(lambda row, bad: one(params, x, y, words, row, bad, lr), in_axes=(1, 0))(table, poison)
+        return jax.vmap(lambda row, factor: one(params, x, y, words, row, factor, lr), in_axes=(1, 0))(table, factors)
 
     return several
 
@@ -87,12 +87,13 @@ def _members(cohort: Cohort, first: Array, group: int) -> tuple[Array, Array]:
 
 
 def cohort_program(
-    task: Task, local: LocalTraining, batch: int, group: int, describe: Describe | None = None
+    task: Task, local: LocalTraining, batch: int, group: int, describe: Describe | None = None, stacked: bool = False
 ) -> Callable[..., Any]:
     """(params, x, y, words of the round's key, cohort, lr) -> weighted sum of updates, (2 + s, c) reports.
 
-    The reports are the training loss, the norm of the update and, with `describe`, its sketch of length s. An update
-    that is not finite has norm NaN or infinity and never enters the sum.
+    With `stacked` the updates are not summed: the first result is (c, P), every update as one row. The reports are the
+    training loss, the norm of the update and, with `describe`, its sketch of length s. An update that is not finite has
+    norm NaN or infinity and never enters the sum.
     """
     several = _group_trainer(task, local, batch, group)
 
@@ -101,8 +102,8 @@ def cohort_program(
 
         def body(index: Array, carry: tuple[Params, Array]) -> tuple[Params, Array]:
             total, reports = carry
-            table, (weights, poison) = _members(cohort, index * group, group)
-            updates, loss = several(params, x, y, words, table, poison, lr)
+            table, (weights, factors) = _members(cohort, index * group, group)
+            updates, loss = several(params, x, y, words, table, factors, lr)
             squares = sum(jnp.sum(leaf.reshape(group, -1) ** 2, axis=1) for leaf in jax.tree.leaves(updates))
             norm = jnp.sqrt(squares)
             usable = jnp.isfinite(norm)
@@ -115,10 +116,15 @@ def cohort_program(
             sketch = [] if describe is None else [jax.vmap(describe)(updates).T]
             new = jnp.concatenate([loss[None], norm[None], *sketch])
             reports = lax.dynamic_update_slice_in_dim(reports, new, index * group, 1)
+            if stacked:
+                flat = jnp.concatenate([leaf.reshape(group, -1) for leaf in jax.tree.leaves(updates)], axis=1)
+                return lax.dynamic_update_slice_in_dim(total, flat, index * group, 0), reports
             return jax.tree.map(add, total, updates), reports
 
         width = 2 if describe is None else 2 + jax.eval_shape(describe, params).shape[0]
-        start = (jax.tree.map(jnp.zeros_like, params), jnp.full((width, capacity), jnp.nan, jnp.float32))
+        size = sum(leaf.size for leaf in jax.tree.leaves(params))
+        nothing = jnp.zeros((capacity, size), jnp.float32) if stacked else jax.tree.map(jnp.zeros_like, params)
+        start = (nothing, jnp.full((width, capacity), jnp.nan, jnp.float32))
         return lax.fori_loop(0, (cohort.count + group - 1) // group, body, start)
 
     return program

@@ -165,15 +165,21 @@ class TorchEngine:
         weights = work.weights.astype(np.float32)
         sketches: list[Any] = []
         total, buffers = self._zeros(), [torch.zeros_like(buffer, dtype=torch.float64) for buffer in params.buffers]
+        received: list[tuple[float, Any]] = []
         for place, answer in enumerate(self._answers(params, work)):
             losses[place], norms[place] = answer.loss, answer.norm
             if work.sketch:
                 sketches.append(_head(answer.update).numpy())
             if math.isfinite(answer.norm):
                 weight = float(weights[place])
-                torch._foreach_add_(total, answer.update, alpha=weight)
+                if self.server.robust:
+                    received.append((weight, _flat(answer.update)))
+                else:
+                    torch._foreach_add_(total, answer.update, alpha=weight)
                 for so_far, buffer in zip(buffers, answer.buffers, strict=True):
                     so_far += weight * buffer.to(torch.float64)
+        if received:
+            total = self._combined(received)
         usable = np.isfinite(norms)
         shares = float(weights[usable].sum(dtype=np.float64))
         described = np.stack(sketches) if sketches else np.empty((count, 0), np.float32)
@@ -185,6 +191,14 @@ class TorchEngine:
             else:
                 losses, norms, described = (np.full_like(values, np.nan) for values in (losses, norms, described))
         return Trained(params, velocity, losses, norms, described)
+
+    def _combined(self, received: Sequence[tuple[float, Any]]) -> tuple[Tensor, ...]:
+        """What takes the place of the weighted sum of the updates, by the server's robust rule."""
+        rows, weights = np.stack([row for _, row in received]), np.array([weight for weight, _ in received])
+        flat = torch.from_numpy(self.server.combine(rows, weights).astype(np.float32)).to(self.device)
+        sizes = [weight.numel() for weight in self._initial.weights]
+        parts = zip(torch.split(flat, sizes), self._initial.weights, strict=True)
+        return tuple(part.reshape(weight.shape).to(weight.dtype) for part, weight in parts)
 
     def _server_step(
         self, weights: Sequence[Tensor], velocity: Any, total: Sequence[Tensor], lr: float
@@ -227,7 +241,7 @@ class TorchEngine:
     def _train_piece(self, params: Model, work: Work, places: IntArray) -> list[_Answer]:
         """Train the clients at these places of the cohort: all of them as one, or the only one."""
         batches = draw(self.local, self.examples, work, places)
-        factors = _factors(work)[batches.places]
+        factors = work.multipliers[batches.places]
         with self._replica() as replica:
             if self.group > 1:
                 stack, losses = self._trainer.stacked(replica, params, batches, work.lr)
@@ -338,11 +352,6 @@ def _head(update: Sequence[Tensor]) -> Tensor:
 def _flat(update: Sequence[Tensor]) -> Any:
     """(P,) an update as one row."""
     return torch.cat([change.reshape(-1) for change in update]).numpy()
-
-
-def _factors(work: Work) -> FloatArray:
-    """(k,) the factor of each update; NaN for a client that returns NaN."""
-    return np.where(work.poisoned, np.nan, 1.0)
 
 
 def _scaled(update: Tensor, factors: FloatArray) -> Tensor:
