@@ -56,20 +56,20 @@ class _World:
         self.measuring = 0.0
 
     def measure(self, probe: Probe) -> NDArray[np.float64]:
-        start = time.perf_counter()
+        start = time.process_time()
         answers = self.answers[probe.clients, 0] if probe.signal is Signal.LOSS else self.answers[probe.clients]
         if probe.trial is not None:
             answers = answers * 0.9
-        self.measuring += time.perf_counter() - start
+        self.measuring += time.process_time() - start
         return answers
 
     def play(self, session: Session, budget: int) -> float:
         """Play one round; return its seconds without the look-up of answers."""
         mask = self.masks[session.round % len(self.masks)]
         self.measuring = 0.0
-        start = time.perf_counter()
+        start = time.process_time()
         selection = session.ask(available=mask, budget=budget, measure=self.measure)
-        middle = time.perf_counter()
+        middle = time.process_time()
         reports = self.answers[selection.clients, 0]
         done = np.ones(len(selection.clients), dtype=bool)
         outcome = Outcome(
@@ -83,9 +83,9 @@ class _World:
             update_norm=reports,
             sketch=self.sketches[selection.clients],
         )
-        again = time.perf_counter()
+        again = time.process_time()
         session.tell(outcome)
-        return time.perf_counter() - again + middle - start - self.measuring
+        return time.process_time() - again + middle - start - self.measuring
 
 
 def measure(

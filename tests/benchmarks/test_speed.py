@@ -224,6 +224,17 @@ def test_a_contender_waits_when_its_turn_is_done(monkeypatch, capfd):
     assert said[1]["first"] <= said[1]["seconds"]
 
 
+def test_checkouts_write_rounds_in_turns(tmp_path):
+    root = str(Path(__file__).parents[2])
+    options = ["--checkout", root, "--checkout", root, "--rounds", "10", "--turns", "1", "--folder", str(tmp_path)]
+    assert runner.invoke(app, ["store", *options]).exit_code == 0
+    (row,) = json.loads((tmp_path / "store.json").read_text())["rows"]  # one checkout, named twice
+    assert len(row["seconds"]) == 2
+    assert all(0 < seconds < 1 for seconds in row["seconds"])
+    with pytest.raises(InvalidInput, match="has a folder src/fedpick"):
+        runner.invoke(app, ["store", "--checkout", str(tmp_path)], catch_exceptions=False)
+
+
 @pytest.mark.slow
 def test_flower_does_the_identical_work(small_j2, monkeypatch):
     pytest.importorskip("ray")
