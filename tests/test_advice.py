@@ -61,6 +61,8 @@ def test_the_answer_says_what_it_is_and_what_it_cannot_know(folder):
     for part in (given.headline, "What this cannot know:", "stand-in, digits", "always available", "with_policy("):
         assert part in text
     assert f"fedpick run {given.spec}" in text
+    assert repr(given) == f"Advice({given.policy!r}, spec='clinics-advice.toml')"
+    assert given._repr_html_().startswith("<pre>Use ")
 
 
 def test_logs_are_matched_by_the_ids_of_the_table(folder):

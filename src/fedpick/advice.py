@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,13 @@ class Advice:
         if self.policy is None:
             return "No advice: these runs give no verdict."
         return f"Use {self.policy}." if self.policy != "uniform" else "Use uniform: nothing else is shown to be better."
+
+    def __repr__(self) -> str:
+        return f"Advice({self.policy!r}, spec={str(self.spec)!r})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         parts = [self.headline, *self.verdict.sentences, *self.dropped, "", "What this cannot know:"]
