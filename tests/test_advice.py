@@ -236,7 +236,10 @@ def test_the_lines_for_flower_run():
 
 @pytest.mark.slow
 def test_the_hospitals_of_the_guide_get_the_answer_of_the_guide(tmp_path, monkeypatch):
-    """As printed, in under three minutes; ten seeds of all policies say the same (docs/results/advise.md)."""
+    """As printed, in under three minutes of CPU time: a busy machine must not decide this test.
+
+    Ten seeds of all policies give the same answer (docs/results/advise.md).
+    """
     from tests.test_docs import FILE, ROOT, python_blocks
 
     page = ROOT / "docs/guides/advise.md"
@@ -244,10 +247,10 @@ def test_the_hospitals_of_the_guide_get_the_answer_of_the_guide(tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     for file in FILE.finditer(page.read_text()):
         (tmp_path / file["name"]).write_text(file["content"])
-    begun, namespace = time.monotonic(), {}
+    begun, namespace = time.process_time(), {}
     exec("\n".join(python_blocks(page)), namespace)
     sys.modules.pop("make_hospitals")
-    assert time.monotonic() - begun < 180
+    assert time.process_time() - begun < 180
     assert f"Use {namespace['advice'].policy}." in page.read_text()
 
 
