@@ -48,6 +48,7 @@ NEEDS = {
     "docs/guides/pytorch.md": ["torch", "plotly"],
     "docs/guides/your-own.md": ["jax", "plotly"],
     "docs/guides/advise.md": ["jax"],
+    "docs/guides/time.md": ["jax"],
     "docs/guides/availability.md": ["matplotlib"],
 }
 # Pages about results find a store with an experiment in it, and its spec, my.toml.

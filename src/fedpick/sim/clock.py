@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedpick.core.arrays import BoolArray, FloatArray
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.validation import choice, number, require, whole
 from fedpick.sim.late import StaleRule
 
@@ -106,7 +106,7 @@ def round_clock(finish: FloatArray, failed: BoolArray, wanted: int, deadline: fl
     """
     answers = np.flatnonzero(~failed & (finish <= deadline))
     if len(answers) > wanted:
-        answers = answers[np.argsort(finish[answers], kind="stable")[:wanted]]
+        answers = _first(answers, finish[answers], wanted)
     in_time = np.zeros(len(finish), bool)
     in_time[answers] = True
     if len(answers) == wanted:
@@ -114,6 +114,15 @@ def round_clock(finish: FloatArray, failed: BoolArray, wanted: int, deadline: fl
     else:
         seconds = min(float(finish.max(initial=0.0)), deadline)
     return Ending(seconds, in_time, ~in_time & ~(failed & (finish <= seconds)))
+
+
+def _first(answers: IntArray, moments: FloatArray, count: int) -> IntArray:
+    """The `count` earliest answers; of equal moments the first ones. A partition is faster than sorting."""
+    if count == 0:
+        return answers[:0]
+    last = np.partition(moments, count - 1)[count - 1]
+    before, at = answers[moments < last], answers[moments == last]
+    return np.concatenate([before, at[: count - len(before)]])
 
 
 def reference(
