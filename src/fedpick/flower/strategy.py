@@ -323,7 +323,7 @@ class PolicyStrategy(Driven, Strategy):
         key = weight_key(self.inner)
         if key is None or not self._settings.use_weights:
             return
-        next(iter(reply.content.metric_records.values()))[key] = weight
+        metrics_of(reply)[key] = weight
         if stretched is not None:
             arrays = ArrayRecord({name: Array(array) for name, array in stretched.items()})
             reply.content[next(iter(reply.content.array_records))] = arrays
