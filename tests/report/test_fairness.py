@@ -105,7 +105,7 @@ def test_the_table_the_chart_and_the_verdict(computed):
     table = tables.fairness_table(results, found)
     headings = [column.heading for column in table.columns]
     assert headings[:2] == ["mean of clients %", "worst tenth %"]
-    assert {"less often available %", "fewest examples %", "Jain's index of accuracy"} <= set(headings)
+    assert {"less often available %", "fewest examples %", "Jain's index: accuracy"} <= set(headings)
     mean = np.mean([found[run.id].worst_tenth for run in computed.runs(1) if run.label == "uniform"])
     assert table.lines[0][1][1].mean == pytest.approx(mean)
     assert "training data" in table.note

@@ -325,12 +325,10 @@ def fairness_table(results: Results, fairness: Mapping[int, Fairness]) -> Table:
         Column("mean of clients %", of(lambda each: each.mean), 1, 100.0, "high"),
         Column("worst tenth %", of(lambda each: each.worst_tenth), 1, 100.0, "high"),
         Column("fewest examples %", group("size", "fewest examples"), 1, 100.0, "high"),
-        Column("most examples %", group("size", "most examples"), 1, 100.0, "high"),
         Column("less often available %", group("availability", "less often available"), 1, 100.0, "high"),
-        Column("more often available %", group("availability", "more often available"), 1, 100.0, "high"),
         Column("lowest main label %", of(lowest_label), 1, 100.0, "high"),
-        Column("Jain's index of accuracy", of(lambda each: each.jain), 3, best="high"),
-        Column("Jain's index of selection", selection, 3, best="high"),
+        Column("Jain's index: accuracy", of(lambda each: each.jain), 3, best="high"),
+        Column("Jain's index: selection", selection, 3, best="high"),
     ]
     measured = " or ".join(sorted({PARTS[each.part] for each in fairness.values()}))
     note = (

@@ -11,7 +11,7 @@ from fedpick.report.material import Material
 
 __all__ = ["charts"]
 
-_TENTHS = ("worst tenth", "2", "3", "4", "5", "6", "7", "8", "9", "best tenth")
+_TENTHS = ("worst", "2", "3", "4", "5", "6", "7", "8", "9", "best")
 _FEWEST_FOR_TENTHS = 10
 
 
@@ -21,7 +21,7 @@ def charts(material: Material) -> list[Chart | None]:
     if not found:
         return []
     ranked = {number: _ranked(fairness) for number, fairness in found.items()}
-    measures = [_measure(material, "tenths", "clients, ranked", ranked)]
+    measures = [_measure(material, "tenths", "tenths of the clients", ranked)]
     for by, name in (("size", "by size"), ("availability", "by availability"), ("label", "by main label")):
         means = {number: dict(fairness.groups.get(by, {})) for number, fairness in found.items()}
         measures.append(_measure(material, by, name, means))
