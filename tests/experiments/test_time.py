@@ -1,6 +1,11 @@
 """Experiments with devices: identities, the clock in the store, resuming, older stores."""
 
+import os
 import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +17,8 @@ from fedpick.experiments.spec import parse_spec
 from fedpick.experiments.store import Store, open_store
 from fedpick.experiments.verify import verify
 from tests.experiments.store_content import content
-from tests.experiments.tiny import tiny_spec
+from tests.experiments.test_runner import rounds_there
+from tests.experiments.tiny import SLOW, tiny_spec
 
 
 def timed_spec(rounds=6, policies=("uniform", "oort"), **waiting):
@@ -86,3 +92,41 @@ def test_logs_are_read_at_the_time_of_the_clock(tmp_path):
     starts = np.concatenate([[0.0], rounds["clock"][:-1]])
     assert np.array_equal(rounds["num_available"] > 0, starts % 10_000 < 1000)  # the log starts again
     assert (rounds["num_available"] == 0).any() and (starts > 10_000).any()
+
+
+SCRIPT = """
+import sys
+from fedpick.experiments.runner import run
+from fedpick.experiments.store import Store
+from tests.experiments.test_time import late_spec
+
+run(late_spec(), Store(sys.argv[1]), processes=1)
+"""
+
+
+def late_spec():
+    """A run that TINY_SLEEP makes slow, with answers under way in most rounds."""
+    given = timed_spec(30, ({"name": SLOW, "label": "slow"},), late="stale", overcommit=2.0).to_dict()
+    given["devices"] = {"name": "lognormal", "spread": 1.0}
+    return parse_spec(given)
+
+
+def test_killed_with_answers_under_way_it_ends_in_the_same_rows(tmp_path):
+    script, file = tmp_path / "script.py", tmp_path / "killed.sqlite"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    process = subprocess.Popen([sys.executable, str(script), str(file)], env={**environment, "TINY_SLEEP": "0.2"})
+    started = time.monotonic()
+    while rounds_there(file) < 5 and process.poll() is None and time.monotonic() - started < 120:
+        time.sleep(0.01)
+    assert process.poll() is None, "the run ended before it could be killed"
+    process.kill()
+    process.wait()
+    assert 5 <= rounds_there(file) < 30
+    killed, whole = Store(file), Store(tmp_path / "whole.sqlite")
+    run(late_spec(), killed, processes=1)
+    run(late_spec(), whole, processes=1)
+    for name in ("rounds", "selections", "arrays", "checkpoints"):
+        assert content(whole)[name] == content(killed)[name]
+    (each,) = whole.runs(whole.experiment().id)
+    assert len(whole.array_names(each.id)["evaluation/stale"]) > 5

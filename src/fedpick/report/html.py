@@ -35,6 +35,7 @@ from fedpick.report.tables import (
     TIME_TITLE,
     Column,
     Table,
+    clock_unit,
     difference_table,
     distance_table,
     fairness_table,
@@ -250,6 +251,9 @@ def _tiles(material: Material, styles: Mapping[str, Style]) -> str:
         rounds, sent = (partial(each, target=target) for each in (analysis.rounds_to_target, analysis.bytes_to_target))
         wanted.append((f"Fewest rounds to {100 * target:g} %", Column("", rounds, 1, 1.0, "low"), " rounds"))
         wanted.append((f"Fewest bytes to {100 * target:g} %", Column("", sent, 2, 1e-6, "low"), " MB"))
+        unit, scale = clock_unit(results)
+        soon = partial(analysis.seconds_to_target, target=target)  # None without a clock: no tile
+        wanted.append((f"Shortest time to {100 * target:g} %", Column("", soon, 2, scale, "low"), f" {unit}"))
 
     def jain(run: RunResults) -> float | None:
         history = material.histories.get(run.run.id)

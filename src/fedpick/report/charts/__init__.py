@@ -13,7 +13,7 @@ def sections_of(material: Material, *, against: str | None = None, window: int =
     """Every section that has data, in order. `against`: the policy to compare the others with."""
     wanted = (
         ("results", "Results", training.charts(material, against, window)),
-        ("time", "One round", one_round.charts(material)),
+        ("time", "Time", one_round.charts(material)),
         ("outcome", "What the clients get", outcome.charts(material)),
         ("choices", "Who was chosen", choices.selection_charts(material)),
         ("groups", "Groups of clients", choices.group_charts(material)),

@@ -22,7 +22,7 @@ _NAMES = {
 
 
 def charts(material: Material) -> list[Chart | None]:
-    """The section "one round": the middle round of the first seed of every policy."""
+    """The section "time": the middle round of the first seed of every policy."""
     views = []
     for policy in material.results.policies:
         runs = [run for run in material.begun(policy) if np.isfinite(run.clock).any()]
