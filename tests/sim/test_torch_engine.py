@@ -170,9 +170,13 @@ def test_quadratic_on_both_engines():
     assert Signal.OUTPUTS not in torch_one.provides
 
 
-@pytest.mark.parametrize("server", SERVERS)
+ROBUST = {"median": ServerStep(aggregation="median"), "clipped": ServerStep(clip_norms=0.5, lr=0.5)}
+
+
+@pytest.mark.parametrize("server", [*SERVERS, *ROBUST])
 def test_server_steps_on_both_engines(server):
-    options = {"local": LocalTraining(lr=0.1, steps=3, batch_size=8), "server": SERVERS[server], "seed": 1}
+    step = {**SERVERS, **ROBUST}[server]
+    options = {"local": LocalTraining(lr=0.1, steps=3, batch_size=8), "server": step, "seed": 1}
     jax_one, torch_one = (Simulator(make_federation(), "logistic", engine=name, **options) for name in ("jax", "torch"))
     torch_one.params = torch_one.params._replace(weights=tuple(to_torch(jax_one.params, (6,))))
     for cohort in (Selection(clients=[4, 0, 2]), Selection(clients=[1, 3], weights=[0.4, 0.8], renormalize=False)):

@@ -195,10 +195,10 @@ class TorchEngine:
     def _combined(self, received: Sequence[tuple[float, Any]]) -> tuple[Tensor, ...]:
         """What takes the place of the weighted sum of the updates, by the server's robust rule."""
         rows, weights = np.stack([row for _, row in received]), np.array([weight for weight, _ in received])
-        flat = torch.from_numpy(self.server.combine(rows, weights).astype(np.float32)).to(self.device)
+        flat = torch.from_numpy(self.server.combine(rows, weights).astype(np.float32))
         sizes = [weight.numel() for weight in self._initial.weights]
         parts = zip(torch.split(flat, sizes), self._initial.weights, strict=True)
-        return tuple(part.reshape(weight.shape).to(weight.dtype) for part, weight in parts)
+        return tuple(part.view(weight.shape) for part, weight in parts)
 
     def _server_step(
         self, weights: Sequence[Tensor], velocity: Any, total: Sequence[Tensor], lr: float
