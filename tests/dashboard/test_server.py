@@ -230,7 +230,7 @@ def test_the_page_follows_a_run(tmp_path):
                 page.screenshot(path=f"{folder}/phone.png", full_page=True)
             with page.expect_popup() as opened:
                 page.locator(".experiment a").first.click()
-            opened.value.wait_for_function("document.documentElement.dataset.ready === 'true'", timeout=180_000)
+            opened.value.locator("html[data-ready='true']").wait_for(timeout=180_000)
             assert opened.value.locator("h1").inner_text() == "now"
             browser.close()
     finally:
