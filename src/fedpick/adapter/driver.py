@@ -37,7 +37,7 @@ from fedpick.adapter.report import RoundProgress
 from fedpick.adapter.settings import PROVIDES, Settings
 from fedpick.core.errors import InvalidInput, StateFileError
 from fedpick.core.policy import Policy, Signal
-from fedpick.core.record import RoundRecord, Timings
+from fedpick.core.record import Counters, RoundRecord, Timings
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.sampling import sample_uniform
 from fedpick.core.session import SESSION_FILE, Session
@@ -80,6 +80,7 @@ class Driver:
         self.labels_for = type(policy).__name__ if Signal.LABEL_HISTOGRAM in policy.needs else None
         self.enough = self.most = 0
         """How many answers end the running round, and how many of them count."""
+        self._counters = Counters()
         self._available = np.zeros(0, dtype=bool)
         self._seconds = {"select": 0.0, "measure": 0.0}
         self._asked_at = 0.0
@@ -188,7 +189,7 @@ class Driver:
         return usable
 
     def _count(self, **numbers: int) -> None:
-        self.roster.counters = self.roster.counters.plus(self._model_bytes, **numbers)
+        self._counters = self._counters.plus(self._model_bytes, **numbers)
 
     def reports(
         self, metrics: Sequence[Mapping[str, Any]], model: Arrays, trained: Sequence[Arrays | None]
@@ -315,7 +316,7 @@ class Driver:
                 outcome=outcome,
                 weights=given,
                 available=self._available,
-                counters=self.roster.counters,
+                counters=self._counters,
                 seconds=Timings(train=time.monotonic() - self._asked_at, **self._seconds),
             )
         else:

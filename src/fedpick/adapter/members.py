@@ -29,7 +29,6 @@ from fedpick.adapter.arrays import count, is_count
 from fedpick.adapter.settings import KeyFunction, Settings
 from fedpick.core.checkpoint import pack, unpack
 from fedpick.core.errors import MissingSignal, StateFileError, TrainingFailed
-from fedpick.core.record import Counters
 from fedpick.core.types import Clients
 from fedpick.core.writing import write_atomically
 
@@ -88,8 +87,6 @@ class Roster:
     """In how many rounds each client was selected."""
     last: list[int] = field(default_factory=list)
     """The last round for which each client was selected; -1: never."""
-    counters: Counters = field(default_factory=Counters)
-    """Communication since the first round, for records."""
     node_of: dict[int, Node] = field(default_factory=dict)
     """Index -> node."""
     index_of_node: dict[Node, int] = field(default_factory=dict)
@@ -203,7 +200,7 @@ class Roster:
             "selections": np.array(self.selections, dtype=np.int64),
             "last": np.array(self.last, dtype=np.int64),
         }
-        plain = {"format": _FORMAT, "schema": 1, "keys": self.keys, "counters": self.counters.as_dict()}
+        plain = {"format": _FORMAT, "schema": 1, "keys": self.keys}
         write_atomically(path / ROSTER_FILE, pack(arrays, plain), private=True)
         for file in path.glob(f"{ROSTER_FILE}.*.partial"):  # left by a crash
             if file.name.removeprefix(f"{ROSTER_FILE}.").removesuffix(".partial").isdecimal():
@@ -220,7 +217,6 @@ class Roster:
             keys, sizes, widths = list(map(str, plain["keys"])), arrays["num_examples"], arrays["widths"]
             rows = np.split(arrays["histograms"], np.cumsum(widths)[:-1]) if len(keys) else []
             # Rosters of the first versions have no counts.
-            counters = Counters(**plain.get("counters", {}))
             selections = arrays.get("selections", np.zeros(len(keys), dtype=np.int64))
             last = arrays.get("last", np.full(len(keys), -1, dtype=np.int64))
         except StateFileError as error:
@@ -242,7 +238,6 @@ class Roster:
             histograms=histograms,
             selections=[int(times) for times in selections],
             last=[int(round) for round in last],
-            counters=counters,
         )
 
 
