@@ -155,6 +155,7 @@ def estimate_stationary_availability(counts: AvailabilityCounts, prior: float = 
 
 
 def _posterior_mean(successes: IntArray, trials: IntArray, prior: float) -> FloatArray:
+    prior = float(prior)  # NumPy does not know whole numbers of more than 64 bits
     if not (np.isfinite(prior) and prior >= 0):
         raise InvalidInput(f"prior must be a number of pseudo-counts of at least 0. Got {prior!r}.")
     total = trials + 2.0 * prior
