@@ -127,6 +127,7 @@ def test_eligible_clients_only():
         ({"budget": -1}, InvalidInput, "budget must be"),
         ({"num_rounds": 0}, InvalidInput, "num_rounds"),
         ({"quorum": 1.5}, InvalidInput, "'quorum' parameter of PolicyController"),
+        ({"guard": "hard"}, InvalidInput, "guard"),
         ({"eligible": ["site-1"]}, InvalidInput, "eligible must be"),
         ({"policy": "fedgs", "policy_options": {"similarity": "outputs"}}, MissingSignal, "NVFlare's clients cannot"),
     ],

@@ -65,6 +65,7 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         train_timeout: seconds that clients have to train. A late client counts as failed, and as busy until it answers.
         reports: Outcome field -> key in the metrics, or the meta, of a result; "eval_loss" is that of a validation.
         sketch: how the server describes an update, for policies that learn from it: "head" or "count-sketch".
+        guard: what the session does about reports that may be false: "off", "mild" or "strict".
         train_task: the name of the task that trains.
         probe_task: the name of the task that evaluates a model.
         persistor_id: of the component that loads the initial model and saves the new ones.
@@ -90,6 +91,7 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         train_timeout: float = 3600.0,
         reports: Mapping[str, str] | None = None,
         sketch: str = "head",
+        guard: str = "mild",
         train_task: str = "train",
         probe_task: str = "validate",
         persistor_id: str = "persistor",
@@ -102,7 +104,7 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         self.num_rounds = whole("PolicyController", "num_rounds", 1, value=num_rounds)
         shared = [
             *("budget", "seed", "eligible", "cooldown", "max_share", "min_clients", "wait", "ready_timeout"),
-            *("overcommit", "quorum", "probe_timeout", "train_timeout", "sketch"),
+            *("overcommit", "quorum", "probe_timeout", "train_timeout", "sketch", "guard"),
         ]
         self._settings = Settings(
             **{name: given[name] for name in shared},
