@@ -150,12 +150,11 @@ def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
             for guard, share in (("off", 0.2), ("strict", 0.1), ("strict", 0.2), ("strict", 0.3)):
                 these = _some(rows, policy, attack=attack, guard=guard, share=share)
                 counts.append(len(these))
-                cells.append(f"x {_mean(these, 'captured') / share:.2f}, {_paired(these, base):+.1f}" if these else "")
+                value = f"x {_mean(these, 'captured') / share:.2f}, {_paired(these, base):+.1f}"
+                cells.append(value if these else "not run")
             alarms = _some(rows, policy, attack=attack, guard="strict", share=0.2)
-            yield (
-                f"| {policy} | {' | '.join(cells)} | {100 * _mean(alarms, 'false_alarms'):.1f} | "
-                f"{', '.join(map(str, counts))} |"
-            )
+            told = f"{100 * _mean(alarms, 'false_alarms'):.1f}" if alarms else "not run"
+            yield f"| {policy} | {' | '.join(cells)} | {told} | {', '.join(map(str, counts))} |"
 
 
 def main() -> None:
