@@ -195,3 +195,23 @@ def test_a_damaged_store_is_told_in_a_sentence(tmp_path):
     with pytest.raises(StoreError, match="damaged or cannot be read"):
         store.federation(run.federation_id)
     store.close()
+
+
+def test_whole_numbers_that_numpy_does_not_have():
+    with pytest.raises(InvalidInput, match="from 1 to 10,000"):
+        registry.get("fedcor", dimension=10**30)
+    with pytest.raises(InvalidInput, match="from 1 to 100,000"):
+        registry.get("tifl", tiers=2**31)
+    assert isinstance(registry.get("unbiased", prior=10**30).prior, float)
+    content = tiny_spec().to_dict()
+    with pytest.raises(SpecError):
+        parse_spec({**content, "run": {**content["run"], "targets": [10**400]}})
+
+
+def test_an_archive_of_a_newer_version_is_told_in_a_sentence(tmp_path):
+    np.savez(tmp_path / "a.npz", offsets=np.array([0, 1]), t=np.array([0]), state=np.array([2]))
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    content[content.rindex(b"PK\x01\x02") + 6] = 99  # the version that is needed to read the member
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(DataError, match="damaged"):
+        read_logs(tmp_path / "a.npz")

@@ -26,7 +26,6 @@ import csv
 import json
 import pickle
 import warnings
-import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -147,9 +146,10 @@ def read_npz(path: str | Path, series: str | None = None) -> DeviceLogs:
     Without a `period` array, a log starts again after the whole days between 0 and its last event.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # The file is opened here: numpy.load leaves it open if the archive is damaged.
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # NumPy and zipfile raise a dozen types for damaged bytes
         raise DataError(f"{path} is damaged or not an .npz file of arrays: {error}.") from error
     found = sorted(name.removesuffix("offsets").rstrip("_") for name in arrays if name.endswith("offsets"))
     if series is None and len(found) == 1:

@@ -19,6 +19,7 @@ from fedpick.core.errors import InvalidInput
 
 __all__ = ["assign", "choice", "flag", "is_whole", "number", "require", "whole"]
 
+_LARGEST = 2**63 - 1
 ATTRIBUTE: Final = object()
 """Default of `value`: read the attribute of the owner that has the parameter's name."""
 
@@ -68,9 +69,12 @@ def number(owner: object, name: str, interval: str, *, value: Any = ATTRIBUTE) -
         expected = f"a number in {interval}"
     require(inside, owner, name, expected, value=given)
     try:
-        return float(given)
+        result = float(given)
     except OverflowError as error:  # a whole number of more than 308 digits
         raise InvalidInput(f"The {name!r} parameter is a number too large to compute with.") from error
+    if value is ATTRIBUTE and isinstance(given, int) and abs(given) > _LARGEST:
+        assign(owner, **{name: result})  # NumPy has no such whole number
+    return result
 
 
 def is_whole(value: object, least: int) -> bool:
@@ -79,19 +83,29 @@ def is_whole(value: object, least: int) -> bool:
 
 
 @overload
-def whole(owner: object, name: str, least: int, *, optional: Literal[False] = False, value: Any = ATTRIBUTE) -> int: ...
+def whole(
+    owner: object, name: str, least: int, *, most: int = ..., optional: Literal[False] = False, value: Any = ATTRIBUTE
+) -> int: ...
 
 
 @overload
-def whole(owner: object, name: str, least: int, *, optional: Literal[True], value: Any = ATTRIBUTE) -> int | None: ...
+def whole(
+    owner: object, name: str, least: int, *, most: int = ..., optional: Literal[True], value: Any = ATTRIBUTE
+) -> int | None: ...
 
 
-def whole(owner: object, name: str, least: int, *, optional: bool = False, value: Any = ATTRIBUTE) -> int | None:
-    """Return the parameter as an int. Raise unless it is a whole number of at least `least`, or None if `optional`."""
+def whole(
+    owner: object, name: str, least: int, *, most: int = 2**64 - 1, optional: bool = False, value: Any = ATTRIBUTE
+) -> int | None:
+    """Return the parameter as an int. Raise unless it is a whole number from `least` to `most`, or None if `optional`.
+
+    The default of `most` is the largest seed.
+    """
     given = _value(owner, name, value)
     absent = optional and given is None
-    expected = f"a whole number of at least {least}{', or None' if optional else ''}"
-    require(absent or is_whole(given, least), owner, name, expected, value=given)
+    bounds = f"of at least {least}" if most == 2**64 - 1 and not is_whole(given, most) else f"from {least} to {most:,}"
+    expected = f"a whole number {bounds}{', or None' if optional else ''}"
+    require(absent or (is_whole(given, least) and given <= most), owner, name, expected, value=given)
     return None if absent else int(given)
 
 

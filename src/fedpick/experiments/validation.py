@@ -502,6 +502,6 @@ def _error(build: Callable[[Table], object], options: Table) -> str | None:
         build(options)
     except MissingDependency:
         raise
-    except (FedpickError, TypeError, ValueError) as error:
+    except (FedpickError, ArithmeticError, TypeError, ValueError) as error:  # OverflowError: 10^400 as a float
         return str(error)
     return None

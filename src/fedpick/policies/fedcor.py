@@ -181,8 +181,9 @@ class FedCor(Policy[FedCorState]):
         choice(self, "selection_noise", _gp.NOISE_RULES)
         choice(self, "schedule", ("elapsed", "multiples", "after-multiples"))
         flag(self, "anneal_warmup")
-        for name in ("dimension", "interval", "trials"):
-            whole(self, name, 1)
+        whole(self, "interval", 1)
+        for name in ("dimension", "trials"):
+            whole(self, name, 1, most=10_000)
         for name in ("warmup", "iterations", "warmup_iterations", "history", "warmup_history", "sample_from"):
             whole(self, name, 0)
         for name in ("beta", "theta"):

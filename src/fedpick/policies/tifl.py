@@ -105,7 +105,7 @@ class TiFL(Policy[TierState]):
         }"""
 
     def __post_init__(self) -> None:
-        whole(self, "tiers", 1)
+        whole(self, "tiers", 1, most=100_000)
         whole(self, "interval", 1)
         whole(self, "credits", 1, optional=True)
 
