@@ -202,7 +202,7 @@ def as_markdown(rows: list[dict[str, Any]], names: list[str], sizes: list[int], 
 
 def draw(rows: list[dict[str, Any]], names: list[str], budget: int, path: Path) -> None:
     """Seconds per round over clients, both on log scales."""
-    figure = new_figure(8, 5)
+    figure = new_figure(9, 5)
     axes = figure.add_subplot()
     markers = "osv^D<>pPX*hd"
     for place, name in enumerate(names):
@@ -216,5 +216,5 @@ def draw(rows: list[dict[str, Any]], names: list[str], budget: int, path: Path) 
         )
     axes.set(xlabel="clients", ylabel="seconds per round, ask + tell", title=f"Cost of a decision, cohort of {budget}")
     axes.grid(alpha=0.3)
-    axes.legend(ncols=2, fontsize=8)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     save_figure(figure, path, dpi=110)
