@@ -1157,6 +1157,8 @@ def _run(row: Any) -> Run:
         values[name] = from_json(values[name] or "{}")
         if not isinstance(values[name], dict):
             raise ValueError(f"{name} of run {row.id} is not a table")
+    if not isinstance(values["seed"], int) or values["seed"] < 0:
+        raise ValueError(f"the seed of run {row.id} is not a whole number")
     for name in ("label", "policy", "reference", "status"):
         values[name] = without_control_characters(values[name] or "")
     values["error"] = values["error"] and without_control_characters(values["error"])
