@@ -152,10 +152,11 @@ def load_results(store: Store, experiment: Experiment) -> Results:
     """Read an experiment. A run that another experiment continued is cut to this one's number of rounds."""
     grouped: dict[str, list[RunResults]] = {}
     for run in store.runs(experiment.id):
-        columns = store.rounds(run.id, experiment.rounds, (*COLUMNS, *(f"{part}_seconds" for part in PARTS)))
+        notes = ("diagnostics",) if run.settings.get("attacks") else ()
+        columns = store.rounds(run.id, experiment.rounds, (*COLUMNS, *notes, *(f"{part}_seconds" for part in PARTS)))
         results = RunResults(
             run=run,
-            rounds={name: _compact(columns[name]) for name in COLUMNS},
+            rounds={name: _compact(columns[name]) for name in COLUMNS} | {name: columns[name] for name in notes},
             seconds={part: _later_mean(columns[f"{part}_seconds"]) for part in PARTS},
             counts=store.selection_counts(run.id, limit=experiment.rounds),
             wanted=experiment.rounds,
