@@ -132,7 +132,7 @@ class Driver:
         if settings.record is not None and not self._recording:
             settings.record.on_start(self.session)
             # A recorder that resumes knows what was sent before.
-            self.roster.counters = getattr(settings.record, "counters", self.roster.counters)
+            self._counters = getattr(settings.record, "counters", self._counters)
             self._recording = True
         available = ready & self.roster.within_limits(self.round, settings.cooldown, settings.max_share)
         if ready.any() and not available.any():
