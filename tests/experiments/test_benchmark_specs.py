@@ -18,6 +18,7 @@ BASES = ("cafed.toml", "cafed-mnist.toml", "cafed-synthetic.toml")
 FILES = sorted(file for file in FOLDER.glob("*.toml") if file.name not in BASES)
 # Written when every experiment was a file of its own.
 BEFORE = json.loads((Path(__file__).parent / "fixtures/specs_before_inheritance.json").read_text())
+YOUNGER = ("cafed-rates", "herd-", "hics-", "time-")
 
 
 @pytest.mark.parametrize("old", BEFORE.values(), ids=BEFORE)
@@ -32,9 +33,23 @@ def test_a_spec_of_before_is_the_same_experiment(old):
 
 
 def test_every_experiment_of_a_paper_is_one_of_before():
-    files = [file for file in FILES if not file.name.startswith(("herd-", "hics-", "time-"))]  # younger
+    files = [file for file in FILES if not file.name.startswith(YOUNGER)]
     names = {Path(name).name for file in files for name in experiment_names(file)}
     assert names == {old["spec"] for old in BEFORE.values()}
+
+
+def test_younger_specs_are_valid():
+    for file in FILES:
+        if file.name.startswith(YOUNGER):
+            for name in experiment_names(file):
+                assert load_spec(name).policies
+
+
+def test_more_rates_of_ca_fed_reuse_the_runs_of_figure_1():
+    figure, rates = load_spec(FOLDER / "cafed-fig1.toml#mnist-tuned"), load_spec(FOLDER / "cafed-rates.toml")
+    known = {figure.run_key(policy, 0) for policy in figure.policies}
+    new = [policy.label for policy in rates.policies if rates.run_key(policy, 0) not in known]
+    assert new == ["ca-fed-code rates of ca-fed", "adafed server-lr=1"]
 
 
 @pytest.mark.parametrize("name", BASES)
