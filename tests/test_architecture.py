@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "data": {"core", "availability"},
     "sim": {"core", "availability", "data", "policies"},
     "experiments": {"core", "availability", "data", "policies", "sim", "testing", "theory"},
-    "report": {"core", "availability", "data", "policies", "experiments", "theory"},
+    "report": {"core", "availability", "data", "policies", "sim", "experiments", "theory"},
     "advice": {"core", "availability", "data", "policies", "sim", "experiments", "report"},
     "adapter": {"core"},
     "dashboard": {"core", "experiments", "report"},

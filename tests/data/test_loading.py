@@ -226,7 +226,11 @@ def test_from_python(tmp_path, module, monkeypatch):
             InvalidInput,
             r"raised an error: KeyError.*\(own_\d+\.py, line [56]\d\)",
         ),
-        (lambda name: tasks.get(f"{name}:nothing"), InvalidInput, r"must return a fedpick\.sim\.Task. Got list"),
+        (
+            lambda name: tasks.get(f"{name}:nothing"),
+            InvalidInput,
+            r"must return a fedpick\.sim\.Task or a torch\.nn\.Module\. Got list",
+        ),
         (
             lambda name: tasks.get(f"{name}:model", num_classes=2, deep=1),
             InvalidInput,

@@ -57,7 +57,7 @@ def test_large_updates_are_selected_more_often():
         picks[selection.clients] += 1
         norms = np.where(selection.clients < 2, 10.0, 1.0)
         session.tell(Outcome(index=index, clients=selection.clients, completed=np.ones(3, bool), update_norm=norms))
-    assert picks[:2].min() > 250
+    assert picks[:2].min() > 240  # the guard counts a norm of 10 times the median as 6 times
     assert picks[2:].min() > 10
 
 

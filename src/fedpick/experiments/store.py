@@ -991,7 +991,9 @@ class Store:
         if not rows:
             return {}
         arrays, _ = checkpoint.unpack(rows[0][0], "A checkpoint in the store")
-        return {name.removeprefix("policy/"): value for name, value in arrays.items() if name.startswith("policy/")}
+        state = {name.removeprefix("policy/"): value for name, value in arrays.items() if name.startswith("policy/")}
+        # The session keeps its guard's arrays beside the policy's.
+        return {name: value for name, value in state.items() if not name.startswith("guard/")}
 
 
 def _require_range(clients: IntArray, size: int) -> None:

@@ -3,7 +3,7 @@
 Who lies is a function of the seed alone, and every lie is a function of (seed, round, client): all policies of one seed
 face the same liars.
 
->>> Attacks(kind="inflate-flip", share=0.2).liars(seed=0, num_clients=10).sum()
+>>> Attacks(kind="inflate-flip", share=0.2).liars(seed=0, num_clients=10).tolist().count(True)
 2
 """
 

@@ -19,7 +19,7 @@ model). Measuring a loss is one pass. The jitter is lognormal and drawn anew for
 >>> clients = Clients(num_examples=np.full(1000, 60.0))
 >>> fleet = get("phones", seconds_per_example=0.01).fleet(clients, seed=0)
 >>> np.quantile(fleet.seconds_per_example, [0.1, 0.5, 0.9]).round(3).tolist()
-[0.005, 0.01, 0.023]
+[0.005, 0.01, 0.022]
 """
 
 from __future__ import annotations
