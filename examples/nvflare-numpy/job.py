@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--train-timeout", type=float, default=60.0)
     parser.add_argument("--state", help="a directory to resume from")
     parser.add_argument("--client", default="", help="arguments of client.py, such as '--fail site-3'")
-    parser.add_argument("--workspace", default="/tmp/nvflare-numpy")
+    parser.add_argument("--workspace", default="nvflare-workspace")
     options = parser.parse_args()
 
     job = FedJob(name="fedpick", min_clients=1)
