@@ -5,18 +5,21 @@
     python -m benchmarks.figures.ca_fed over availability.history "figure 4b: availability" --xlabel "rounds observed"
     python -m benchmarks.figures.ca_fed decisions "figure 5" --policy ca-fed
     python -m benchmarks.figures.ca_fed estimation
+    python -m benchmarks.figures.ca_fed schedule clustered
 
 Name experiments by id, hash, title or a part of the title; of several with one title the latest counts.
 `fedpick report --figures` draws figures 1, 2 and 5d, which show one experiment. **over** takes any setting with a
 number, such as policy.kappa2 or partition.alpha, and prints the table that it draws. **decisions** prints how often
 each group was left out. **estimation** measures how fast availability and correlation are learned from masks (figure
 4a): the paper's population of 100 clients (g = 0.4, nu = 0.9, epsilon = 0.01), 10 to 10,000 rounds, ten seeds.
+**schedule** compares averages of the accuracy: over the rounds that the authors' program logs, more than half of them
+among the first 40, over all rounds, and over the last five of the rounds that it logs.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +28,19 @@ from benchmarks.figures import FOLDER
 from benchmarks.figures.drawing import draw_decisions, draw_over
 from fedpick import availability
 from fedpick.availability.statistics import estimation_error_curve
+from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.types import Clients
 from fedpick.experiments.store import Experiment, Store
-from fedpick.report.analysis import over_setting
+from fedpick.report.analysis import (
+    Difference,
+    Quantity,
+    RunResults,
+    load_results,
+    over_seeds,
+    over_setting,
+    paired_difference,
+    policy_named,
+)
 from fedpick.report.charts.choices import raster_chart
 from fedpick.report.figures.availability import draw_estimation_errors
 from fedpick.report.material import opened, read_material
@@ -97,6 +110,56 @@ def estimation(options: argparse.Namespace) -> None:
     print(draw_estimation_errors(curve, options.folder / f"{options.name or 'cafed-figure-4a'}.png"))
 
 
+def logged_rounds(rounds: int) -> IntArray:
+    """The rounds, counted from 1, after which the authors' program logs the accuracy.
+
+    >>> logged_rounds(60)
+    array([ 2,  5,  8, 10, 11, 14, 17, 20, 23, 26, 29, 30, 32, 35, 38, 40, 50,
+           60])
+    """
+    number = np.arange(rounds)
+    return np.asarray(number[((number < 40) & (number % 3 == 1)) | (number % 10 == 9)] + 1)
+
+
+def schedule(options: argparse.Namespace) -> None:
+    """What the choice of the evaluated rounds does to the ranking."""
+
+    def of(choose: Callable[[FloatArray], FloatArray]) -> Callable[[RunResults], float]:
+        return lambda run: 100 * float(choose(run.rounds["accuracy"]).mean())
+
+    averages = {
+        "last five logged": of(lambda accuracy: accuracy[logged_rounds(len(accuracy))[-5:] - 1]),
+        "logged rounds": of(lambda accuracy: accuracy[logged_rounds(len(accuracy)) - 1]),
+        "all rounds": of(lambda accuracy: accuracy),
+    }
+    with opened(options.store) as reader:
+        for experiment in chosen(reader, options.experiments):
+            results = load_results(reader, experiment)
+            baseline = policy_named(results, options.against)
+            print(f"{experiment.title}, {len(baseline.runs)} seeds; in brackets minus {options.against}, paired\n")
+            print("| | " + " | ".join(averages) + " |")
+            print("|---|" + "---|" * len(averages))
+            for policy in results.policies:
+                cells = [
+                    f"{_with_spread(over_seeds(policy, average))} "
+                    f"({_with_interval(paired_difference(policy, baseline, average))})"
+                    for average in averages.values()
+                ]
+                print(f"| {policy.label} | " + " | ".join(cells) + " |")
+            print()
+
+
+def _with_spread(quantity: Quantity) -> str:
+    return "N/A" if quantity.mean is None else f"{quantity.mean:.2f} ± {quantity.sd or 0.0:.2f}"
+
+
+def _with_interval(difference: Difference) -> str:
+    if difference.mean is None or difference.interval is None:
+        return "N/A"
+    low, high = difference.interval
+    return f"{difference.mean:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run one command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -118,6 +181,10 @@ def main(arguments: list[str] | None = None) -> None:
     command = commands.add_parser("estimation", help="figure 4a")
     command.add_argument("--seeds", type=int, default=10)
     command.set_defaults(run=estimation)
+    command = commands.add_parser("schedule", help="which rounds count, after figure 1")
+    command.add_argument("experiments", nargs="+", help="ids, hashes, titles or parts of titles")
+    command.add_argument("--against", default="unbiased", help="the policy that the others are compared with")
+    command.set_defaults(run=schedule)
     options = parser.parse_args(arguments)
     options.run(options)
 

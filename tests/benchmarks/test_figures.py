@@ -225,6 +225,19 @@ def test_ca_fed_draws_over_experiments_and_decisions_side_by_side(tmp_path, caps
     made.close()
 
 
+def test_the_authors_schedule_weighs_early_rounds_more_than_all_rounds_do(tmp_path, capsys):
+    store = make_store(tmp_path / "s.sqlite", make_spec(("uniform", "fedgs"), rounds=150))
+    with store.engine.begin() as connection:  # accuracy t / 1000, t counted from 1: every average is known
+        connection.exec_driver_sql("UPDATE rounds SET accuracy = (round + 1) / 1000.0")
+    store.close()
+    logged = ca_fed.logged_rounds(150)
+    assert (len(logged), (logged <= 40).sum()) == (27, 16)
+    ca_fed.main(["--store", str(tmp_path / "s.sqlite"), "schedule", "toy", "--against", "uniform"])
+    cells = capsys.readouterr().out.splitlines()[-2].split("|")
+    assert [float(cell.split("±")[0]) for cell in cells[2:5]] == [13.0, round(logged.mean() / 10, 2), 7.55]
+    assert all("(+0.00 [+0.00, +0.00])" in cell for cell in cells[2:5])
+
+
 def test_ca_fed_draws_the_errors_of_estimates(tmp_path, capsys):
     ca_fed.main(["--folder", str(tmp_path), "estimation", "--seeds", "2"])
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:-1]]

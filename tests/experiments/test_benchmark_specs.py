@@ -18,7 +18,7 @@ BASES = ("cafed.toml", "cafed-mnist.toml", "cafed-synthetic.toml")
 FILES = sorted(file for file in FOLDER.glob("*.toml") if file.name not in BASES)
 # Written when every experiment was a file of its own.
 BEFORE = json.loads((Path(__file__).parent / "fixtures/specs_before_inheritance.json").read_text())
-YOUNGER = ("cafed-rates", "herd-", "hics-", "time-")
+YOUNGER = ("cafed-fig2-quarter", "cafed-fig5-quarter", "cafed-rates", "cafed-why", "herd-", "hics-", "time-")
 
 
 @pytest.mark.parametrize("old", BEFORE.values(), ids=BEFORE)
