@@ -261,14 +261,14 @@ def test_a_log_is_read_at_any_moment(tmp_path):
 
 def test_a_round_of_a_million_clients_takes_little_time():
     clients = Clients(num_examples=np.full(1_000_000, 60.0))
-    fleet = devices.get("phones").fleet(clients, seed=0)
+    fleet = devices.get("phones", jitter=0.1).fleet(clients, seed=0)
     everybody = np.arange(len(clients))
     spent = []
-    for _ in range(5):
-        start = time.perf_counter()
-        finish = fleet.seconds(0, everybody, 60, 4, 4).total
+    for round in range(7):
+        start = time.process_time()
+        finish = fleet.seconds(round, everybody, 60, 4, 4).total
         float(finish.max())
-        spent.append(time.perf_counter() - start)
-    assert min(spent) < 0.2  # 20 ms on a quiet machine
+        spent.append(time.process_time() - start)
+    assert min(spent) < 0.04  # 14 ms on the machine of the results; a normal score per client takes 119 ms
     ending = round_clock(finish, np.zeros(len(finish), bool), 700_000)
     assert ending.in_time.sum() == 700_000 and ending.seconds == np.sort(finish)[699_999]

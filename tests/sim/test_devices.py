@@ -1,10 +1,13 @@
 """Models of devices: published quantiles, correlations, files, bad values."""
 
+from statistics import NormalDist
+
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
+from scipy.stats import kstest, spearmanr
 
 from fedpick.core.errors import DataError, FedpickError, InvalidInput, UnknownName
+from fedpick.core.rng import Purpose
 from fedpick.core.types import Clients
 from fedpick.sim import devices
 from fedpick.sim.devices import Fleet
@@ -40,6 +43,27 @@ def test_a_fleet_is_a_function_of_the_seed():
     assert np.array_equal(first, again.seconds(3, some, 10, 1e6, 1e6).total) and not (first == later).any()
     # A client's time does not depend on the others.
     assert one.seconds(3, some[1:], 10, 1e6, 1e6).total[0] == first[1]
+
+
+def _mixed(x):
+    """`hashing._mix` with whole numbers."""
+    x = (x ^ x >> 16) * 0x7FEB352D % 2**32
+    x = (x ^ x >> 15) * 0x846CA68B % 2**32
+    return x ^ x >> 16
+
+
+def test_the_jitter_is_lognormal_and_that_of_a_loop_over_clients():
+    """A disturbance is a quantile of the lognormal distribution, drawn by the hash of (seed, round, client)."""
+    fleet = Fleet(
+        seconds_per_example=np.ones(20_000), download=np.ones(20_000), upload=np.ones(20_000), jitter=0.3, seed=4
+    )
+    factors = fleet.seconds(7, np.arange(20_000), 1, 0, 0).computing
+    high, low = (int(word) for word in np.random.SeedSequence(4, spawn_key=(int(Purpose.DEVICES), 7)).generate_state(2))
+    for client in range(0, 20_000, 997):
+        place = _mixed(_mixed((client + high) % 2**32) ^ low) >> 16
+        assert factors[client] == pytest.approx(np.exp(0.3 * NormalDist().inv_cdf((place + 0.5) / 2**16)))
+    scores = np.sort(np.log(factors) / 0.3)
+    assert kstest(scores, "norm").pvalue > 0.01
 
 
 def test_seconds_are_the_sum_of_the_parts():

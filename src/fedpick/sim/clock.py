@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedpick.core.arrays import BoolArray, FloatArray, IntArray
+from fedpick.core.arrays import BoolArray, FloatArray
 from fedpick.core.validation import choice, number, require, whole
 from fedpick.sim.late import StaleRule
 
@@ -104,25 +104,25 @@ def round_clock(finish: FloatArray, failed: BoolArray, wanted: int, deadline: fl
 
     Of equal moments the first in the cohort counts first.
     """
-    answers = np.flatnonzero(~failed & (finish <= deadline))
-    if len(answers) > wanted:
-        answers = _first(answers, finish[answers], wanted)
-    in_time = np.zeros(len(finish), bool)
-    in_time[answers] = True
-    if len(answers) == wanted:
-        seconds = float(finish[answers].max(initial=0.0))
+    in_time = ~failed & (finish <= deadline)
+    if np.count_nonzero(in_time) > wanted:
+        in_time = _first(in_time, finish, wanted)
+    if np.count_nonzero(in_time) == wanted:
+        seconds = float(finish[in_time].max(initial=0.0))
     else:
         seconds = min(float(finish.max(initial=0.0)), deadline)
     return Ending(seconds, in_time, ~in_time & ~(failed & (finish <= seconds)))
 
 
-def _first(answers: IntArray, moments: FloatArray, count: int) -> IntArray:
-    """The `count` earliest answers; of equal moments the first ones. A partition is faster than sorting."""
+def _first(answers: BoolArray, moments: FloatArray, count: int) -> BoolArray:
+    """(k,) the `count` earliest answers; of equal moments the first ones. A partition is faster than sorting."""
     if count == 0:
-        return answers[:0]
+        return np.zeros(len(answers), bool)
+    moments = np.where(answers, moments, np.inf)
     last = np.partition(moments, count - 1)[count - 1]
-    before, at = answers[moments < last], answers[moments == last]
-    return np.concatenate([before, at[: count - len(before)]])
+    first: BoolArray = moments < last
+    first[np.flatnonzero(moments == last)[: count - np.count_nonzero(first)]] = True
+    return first
 
 
 def reference(

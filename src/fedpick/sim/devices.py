@@ -29,6 +29,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
@@ -105,9 +106,15 @@ class Fleet:
         )
         if not self.jitter:
             return Seconds(*parts)
-        key = hashing.fold(hashing.key_from(self.seed, int(Purpose.DEVICES), round), clients.astype(np.uint32))
-        factor = np.exp(self.jitter * ndtri(hashing.uniform_floats(key, np.array([0], np.uint32))))
+        key = hashing.key_from(self.seed, int(Purpose.DEVICES), round)
+        factor = self._factors[hashing.uniform_bits(key, clients.astype(np.uint32)) >> np.uint32(16)]
         return Seconds(*(part * factor for part in parts))
+
+    @cached_property
+    def _factors(self) -> FloatArray:
+        """The 2**16 equally likely disturbances. A table is ten times faster than a normal score per client."""
+        factors: FloatArray = np.exp(self.jitter * ndtri((np.arange(2**16) + 0.5) / 2**16))
+        return factors
 
 
 @dataclass(frozen=True, kw_only=True)
