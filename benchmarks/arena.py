@@ -32,6 +32,7 @@ from fedpick.report.figures.canvas import new_figure, save_figure
 
 SPECS = Path(__file__).parent / "specs"
 STORE = "results/arena.sqlite"
+OURS = "herd"
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ SETTINGS = {
     "synthetic-mdf": Setting("fedgs-table2-synthetic.toml#MDF-0.7", 1000, "loss"),
     "synthetic-ln": Setting("fedgs-table2-synthetic.toml#LN-0.5", 1000, "loss"),
     "synthetic-sln": Setting("fedgs-table2-synthetic.toml#SLN-0.5", 1000, "loss"),
+    "fmnist-cnn-idl": Setting("fedgs-table2-fmnist.toml#IDL", 60, "loss"),
+    "fmnist-cnn-yc": Setting("fedgs-table2-fmnist.toml#YC-0.9", 60, "loss"),
     "fmnist-cnn-ymf": Setting("fedgs-table2-fmnist.toml#YMF-0.9", 60, "loss"),
     "cafed-clusters": Setting("cafed-fig5.toml#between", 150, "accuracy"),
     "cafed-heterogeneous": Setting("cafed-fig5.toml#heterogeneous", 150, "accuracy"),
@@ -124,10 +127,20 @@ class Standing:
 
     mean: float
     rank: float
-    verdict: str
-    """"win", "tie" or "loss" against the best other policy, by the paired interval."""
+    best: str
+    """The best other policy."""
+    difference: float
+    """The score minus that of the best other policy, mean over the seeds; above 0 is better."""
+    interval: tuple[float, float] | None
+    """Its paired 95 % interval; None for one seed."""
     models: float
     """Models sent per round."""
+
+    @property
+    def verdict(self) -> str:
+        """The result against the best other policy: "win", "tie" or "loss"."""
+        lowest, highest = self.interval or (0.0, 0.0)
+        return "win" if lowest > 0 else "loss" if highest < 0 else "tie"
 
 
 def _within(results: RunResults, models: float) -> RunResults:
@@ -150,18 +163,18 @@ def standings(kind: str, results: Results, models: float = np.inf) -> dict[str, 
     ordered = sorted(means.values(), reverse=True)
     found = {}
     for policy in results.policies:
-        others = [other for other in results.policies if other.label != policy.label]
-        verdict = "tie"
-        if others:
-            best = max(others, key=lambda other: means[other.label])
-            interval = analysis.paired_difference(policy, best, measure).interval
-            if interval is not None and interval[0] > 0:
-                verdict = "win"
-            elif interval is not None and interval[1] < 0:
-                verdict = "loss"
+        others = [other for other in results.policies if other is not policy] or [policy]
+        best = max(others, key=lambda other: means[other.label])
+        difference = analysis.paired_difference(policy, best, measure)
         sent = [float(each.rounds["models_down"][-1]) / len(each.rounds["round"]) for each in policy.runs]
-        rank = 1.0 + ordered.index(means[policy.label])
-        found[policy.label] = Standing(means[policy.label], rank, verdict, float(np.mean(sent)))
+        found[policy.label] = Standing(
+            mean=means[policy.label],
+            rank=1.0 + ordered.index(means[policy.label]),
+            best=best.label,
+            difference=means[policy.label] - means[best.label],
+            interval=difference.interval,
+            models=float(np.mean(sent)),
+        )
     return found
 
 
@@ -230,6 +243,7 @@ def leaderboard(arena: Arena) -> str:
             f"{_verdicts(arena.by_round, label)} | {np.mean([each.models for each in own]):.1f} | "
             f"{mean_rank(arena.by_models, label):.1f} | {_verdicts(arena.by_models, label)} |"
         )
+    lines += ["", *_against_the_best(arena, OURS)]
     for title, settings in (("After all rounds", arena.by_round), ("After as many models", arena.by_models)):
         lines += ["", f"{title}:", "", "| policy | " + " | ".join(settings) + " |", "|---" * (1 + len(settings)) + "|"]
         for label in arena.labels:
@@ -239,6 +253,27 @@ def leaderboard(arena: Arena) -> str:
             ]
             lines.append(f"| `{label}` | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _against_the_best(arena: Arena, label: str) -> list[str]:
+    """A table: one policy and the best of the others, setting by setting."""
+    lines = [
+        f"`{label}` and the best other policy. Accuracies are in points; of losses, the smaller one is better:",
+        "",
+        f"| setting | score | `{label}` | best other | its score | difference [95 % interval] | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, found in arena.by_round.items():
+        if label not in found:
+            continue
+        own, kind = found[label], SETTINGS[name].score
+        factor = 100.0 if kind == "accuracy" else -1.0
+        ends = "" if own.interval is None else " [{:+.3g}, {:+.3g}]".format(*sorted(factor * x for x in own.interval))
+        lines.append(
+            f"| {name} | {kind} | {factor * own.mean:.4g} | `{own.best}` | {factor * found[own.best].mean:.4g} | "
+            f"{factor * own.difference:+.3g}{ends} | {own.verdict} |"
+        )
+    return lines
 
 
 def _verdicts(settings: Mapping[str, Mapping[str, Standing]], label: str) -> str:

@@ -26,6 +26,9 @@ def test_a_difference_that_the_interval_does_not_exclude_is_a_tie(tmp_path):
     assert [found[label].rank for label in ("uniform", "fedcor", "ca-fed")] == [1, 2, 3]
     assert [found[label].verdict for label in ("uniform", "fedcor", "ca-fed")] == ["win", "loss", "loss"]
     assert np.isclose(found["uniform"].models, 4.0)
+    assert (found["uniform"].best, found["ca-fed"].best) == ("fedcor", "uniform")
+    lowest, highest = found["uniform"].interval or (np.nan, np.nan)
+    assert 0 < lowest < found["uniform"].difference < highest
     twice = make_store(tmp_path / "b.sqlite", make_spec(("uniform",), seeds=4))
     alone = arena.standings("accuracy", arena.analysis.load_results(twice, twice.experiment()))
     assert alone["uniform"].verdict == "tie"
@@ -40,6 +43,7 @@ def test_the_leaderboard_lists_every_setting_and_policy(tmp_path):
         "| `uniform` | 1.0 | 1 | ",
         "| `herd` | 2.0 | 2 | 0 /",
     ]
+    assert "| fmnist-2spc | accuracy | " in text and "| `uniform` | " in text
     picture = arena.draw(found, tmp_path / "ranks.png")
     assert picture.stat().st_size > 5000
 
