@@ -31,7 +31,7 @@ class LocalJob(PolicyController):
     def __init__(self, clients, model, *, differences=False, **arguments):
         super().__init__(**arguments)
         self.clients = {client.name: client for client in clients}
-        self.initial, self.differences, self.silent, self.sent = model, differences, set(), []
+        self.initial, self.differences, self.silent, self.sent, self.seconds = model, differences, set(), [], {}
         connected = [SimpleNamespace(name=client.name, token=f"token of {client.name}") for client in clients]
         self.engine = SimpleNamespace(get_clients=lambda: connected)
         self.abort_signal = SimpleNamespace(triggered=False)
@@ -51,7 +51,7 @@ class LocalJob(PolicyController):
         for name in targets:
             if name in self.silent or len(results) >= min_responses:
                 continue
-            self._answered.add(name)
+            self._answered[name] = self.seconds.get(name, 0.0)
             client = self.clients[name]
             if task_name == "validate":
                 results.append(FLModel(metrics={"loss": client.loss(data.params)}))
@@ -111,6 +111,13 @@ def test_a_silent_client_is_late_and_busy_until_its_result_comes():
     client = SimpleNamespace(name="site-2", token="token of site-2")
     federation.process_result_of_unknown_task(client, "train", "1", None, None)
     assert 1 not in federation._members.busy
+
+
+def test_a_slow_client_is_asked_less():
+    federation = job(num_rounds=8, train_timeout=100.0)
+    federation.seconds = {"site-2": 99.0}
+    federation.run()
+    assert [report.round for report in federation.reports if "name:site-2" in report.cohort] == [1, 3, 7]
 
 
 def test_eligible_clients_only():

@@ -114,7 +114,8 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         )
         self._policy = registry.get(policy, **(policy_options or {}))
         refuse_unusable_policy(self._policy, "NVFlare")
-        self._answered: set[str] = set()  # the clients that answered the running task, errors included
+        self._answered: dict[str, float] = {}  # name of a client that answered, errors included -> seconds it took
+        self._sent_at = 0.0
         self._names: dict[str, str] = {}  # token of a client -> its name
         self._params: dict[str, NDArray[Any]] = {}
 
@@ -218,7 +219,7 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
             current_round=self._driver.round,
             total_rounds=self.num_rounds,
         )
-        self._answered, started = set(), time.monotonic()
+        self._answered, self._sent_at = {}, time.monotonic()
         found = self.send_model_and_wait(
             task_name=task,
             data=sent,
@@ -227,18 +228,19 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
             timeout=0 if math.isinf(timeout) else max(1, math.ceil(timeout)),  # whole seconds; 0: for ever
         )
         results = {result.meta["client_name"]: result for result in found}
-        answered = set(self._answered)
+        answered, waited = dict(self._answered), time.monotonic() - self._sent_at
         silent = [index for index, name in zip(clients, names, strict=True) if name not in answered]
         self._members.busy |= {int(index): task for index in silent}
-        step = Step(
-            kind=task, asked=len(names), answered=len(answered), seconds=time.monotonic() - started, deadline=timeout
-        )
+        step = Step(kind=task, asked=len(names), answered=len(answered), seconds=waited, deadline=timeout)
         self._driver.progress.steps.append(step)
-        return results, answered - set(results)
+        tokens = dict(zip(names, self._members.roster.nodes(clients), strict=True))
+        seconds = {tokens[name]: answered[name] for name in answered if name in tokens}
+        self._driver.note_pace(list(tokens.values()), seconds, waited, timeout)
+        return results, set(answered) - set(results)
 
     def _process_result(self, client_task: Any, fl_ctx: Any) -> None:
         """Note who answered, also with an error, of which NVFlare does not tell a controller."""
-        self._answered.add(client_task.client.name)
+        self._answered[client_task.client.name] = time.monotonic() - self._sent_at
         super()._process_result(client_task, fl_ctx)
 
     def process_result_of_unknown_task(

@@ -11,7 +11,7 @@ import fedpick
 from fedpick.core.errors import InvalidInput, TrainingFailed
 from fedpick.core.record import Callback
 from fedpick.flower import answer_probes, with_policy
-from tests.flower.fake_grid import UNIFORM, FakeGrid, federation, node_of, start
+from tests.flower.fake_grid import UNIFORM, FakeGrid, alter, federation, node_of, start, with_metric
 from tests.flower.test_strategy import rewrite_roster
 
 
@@ -79,8 +79,100 @@ def test_a_round_without_rested_clients_is_told_and_the_run_goes_on(caplog):
 
 def test_a_roster_of_an_older_version_has_no_counts_and_is_read(tmp_path):
     start(with_policy(flower.FedAvg(), UNIFORM, state=tmp_path), federation(3), rounds=2)
-    rewrite_roster(tmp_path, without=("selections", "last"))
+    rewrite_roster(tmp_path, without=("selections", "last", "strikes", "rests_until"))
     assert with_policy(flower.FedAvg(), UNIFORM, state=tmp_path).roster.last == [-1, -1, -1]
+
+
+class PacedGrid(FakeGrid):
+    """A node answers a train message after `seconds[partition]`, everything else at once."""
+
+    def __init__(self, nodes, clock, seconds):
+        super().__init__(nodes)
+        self.clock, self.seconds, self.sent_at = clock, seconds, {}
+        self.on_send = lambda message: self.sent_at.update({message.metadata.message_id: clock.monotonic()})
+
+    def due(self, message) -> float:
+        seconds = self.seconds.get(self.nodes[message.metadata.dst_node_id].partition, 0.0)
+        return self.sent_at[message.metadata.message_id] + (
+            seconds if message.metadata.message_type == "train" else 0.0
+        )
+
+    def pull_messages(self, message_ids):
+        here = [i for i in message_ids if i in self.waiting and self.due(self.waiting[i]) <= self.clock.monotonic()]
+        return super().pull_messages(here)
+
+
+def test_a_client_that_nearly_misses_every_deadline_is_asked_less_and_less(clock, tmp_path, caplog):
+    def run(rounds):
+        grid = PacedGrid(federation(4).nodes, clock, {0: 1.0, 1: 99.0, 2: 2.0, 3: 3.0})
+        strategy = with_policy(
+            flower.FedAvg(fraction_evaluate=0.0),
+            UNIFORM,
+            train_timeout=100.0,
+            progress=lambda report: reports.append(report) if report.over else None,
+            state=tmp_path,
+        )
+        start(strategy, grid, rounds=rounds)
+        return strategy
+
+    reports = []
+    run(12)
+    strategy = run(20)  # it is remembered
+    asked = [report.round for report in reports if "partition:1" in report.cohort]
+    assert asked == [1, 3, 7, 15, 31]
+    assert all(len(report.completed) == len(report.cohort) >= 3 for report in reports)
+    assert strategy.roster.strikes == [0, 10, 0, 0]
+    assert "partition:1 took 99" in caplog.text and "it is not asked until round 7" in caplog.text
+
+
+def test_a_client_that_is_slow_in_every_second_round_is_asked_less(clock):
+    grid = PacedGrid(federation(3).nodes, clock, {})
+    reports = []
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM, train_timeout=100.0, progress=reports.append)
+    honest = grid.on_send
+
+    def on_send(message):
+        grid.seconds = {1: 99.0 if node_of(grid, 1).trained % 2 else 0.0}
+        honest(message)
+
+    grid.on_send = on_send
+    start(strategy, grid, rounds=60)
+    assert sum("partition:1" in report.cohort for report in reports if report.over) < 25
+
+
+def test_a_deadline_that_is_short_for_all_is_no_clients_fault(clock):
+    grid = PacedGrid(federation(4).nodes, clock, dict.fromkeys(range(4), 95.0))
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM, train_timeout=100.0)
+    start(strategy, grid, rounds=3)
+    assert [len(selection.clients) for selection in strategy.history] == [4, 4, 4]
+    assert strategy.roster.strikes == [0] * 4
+
+
+def test_slow_clients_train_if_there_are_no_others(clock):
+    grid = PacedGrid(federation(2).nodes, clock, {1: 99.0})
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM, train_timeout=100.0)
+    start(strategy, grid, rounds=1)
+    node_of(grid, 0).mode = "gone"
+    start(strategy, grid, rounds=2)
+    assert [len(selection.clients) for selection in strategy.history] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("told", [None, 5.0])
+def test_the_servers_clock_counts_where_a_client_says_nothing_or_was_slow(clock, told):
+    class Seeing(Callback):
+        durations = None
+
+        def on_round(self, record):
+            self.durations = record.outcome.duration[np.argsort(record.outcome.clients)]
+
+    grid, seeing = PacedGrid(federation(3).nodes, clock, {0: 10.0, 1: 99.0, 2: 20.0}), Seeing()
+    for node in grid.nodes.values():
+        if told is not None:
+            alter(node, "train", with_metric("train-time", told))
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM, train_timeout=100.0, record=seeing)
+    start(strategy, grid, rounds=1)
+    expected = [10.0, 99.0, 20.0] if told is None else [5.0, 99.0, 5.0]
+    np.testing.assert_allclose(seeing.durations, expected, atol=1.1)
 
 
 def slow_in_training(grid, partition):

@@ -82,9 +82,8 @@ class ReplayGrid(FakeGrid):
         mask = np.ones(CLIENTS, bool) if self.round < 0 else self.trace.masks[self.round]
         return [5000 - int(client) for client in np.flatnonzero(mask)]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        messages = list(messages)
-        self.push_messages(messages)
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        messages = [self.waiting.pop(identity) for identity in list(message_ids)]
         if messages[0].metadata.message_type == "train":  # a trial: what it gives is in the next answers
             return [self.trained(message) for message in messages]
         if messages[0].content["config"]["kind"] == "describe":

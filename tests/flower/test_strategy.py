@@ -227,7 +227,8 @@ def test_a_roster_that_does_not_fit_the_session_is_refused(tmp_path):
     with pytest.raises(StateFileError, match="damaged"):
         with_policy(flower.FedAvg(), UNIFORM, state=tmp_path)
     one = np.array([0])
-    rewrite_roster(tmp_path, num_examples=np.array([10.0]), widths=one, selections=one, last=one)
+    counts = dict.fromkeys(("selections", "last", "strikes", "rests_until", "widths"), one)
+    rewrite_roster(tmp_path, num_examples=np.array([10.0]), **counts)
     with pytest.raises(StateFileError, match=r"1 clients.*3"):
         with_policy(flower.FedAvg(), UNIFORM, state=tmp_path)
     content = (tmp_path / "roster.npz").read_bytes()

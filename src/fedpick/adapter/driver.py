@@ -84,6 +84,8 @@ class Driver:
         self._available = np.zeros(0, dtype=bool)
         self._seconds = {"select": 0.0, "measure": 0.0}
         self._asked_at = 0.0
+        self._took: dict[int, float] = {}  # client -> seconds until it answered the last exchange
+        self._slow: set[int] = set()
         self._model_bytes = 0
         self._warned: set[str] = set()
         self._due: RoundRecord | None = None  # not recorded yet: its evaluation is still to come
@@ -135,6 +137,8 @@ class Driver:
             self._counters = getattr(settings.record, "counters", self._counters)
             self._recording = True
         available = ready & self.roster.within_limits(self.round, settings.cooldown, settings.max_share)
+        prompt = available & (np.array(self.roster.rests_until, dtype=np.int64) <= self.round)
+        available = prompt if prompt.any() else available  # slow clients are better than none
         if ready.any() and not available.any():
             settings.log.warning(
                 "cooldown and max_share exclude all %d ready clients: nobody trains in round %d.",
@@ -152,6 +156,7 @@ class Driver:
 
         selection = self.session.ask(available=available, budget=settings.asked(limit), measure=measure)
         self._asked_at = time.monotonic()
+        self._took, self._slow = {}, set()
         self._seconds["select"] = self._asked_at - started - self._seconds["measure"]
         self.selection, self._available = selection, available
         self.most = len(selection.clients) if limit is None else min(limit, len(selection.clients))
@@ -267,6 +272,27 @@ class Driver:
         rng = stream(self.settings.seed, self.round, Purpose.MEASURE)
         return [order[place] for place in np.sort(sample_uniform(np.ones(len(order), dtype=bool), size, rng))]
 
+    def note_pace(self, nodes: Sequence[Node], seconds: Mapping[Node, float], waited: float, deadline: float) -> None:
+        """Note after how many seconds nodes answered; those that nearly missed the deadline are asked less.
+
+        Args:
+            nodes: that were asked.
+            seconds: node -> when its answer came, by the server's clock; nodes that did not answer are missing.
+            waited: how long the exchange took.
+            deadline: how long it could have taken.
+        """
+        asked = [node for node in nodes if node in self.roster.index_of_node]
+        clients = self.roster.indices(asked)
+        took = np.array([seconds.get(node, math.nan) for node in asked], dtype=np.float64)
+        self._took = dict(zip(clients, took.tolist(), strict=True))
+        self._slow = set(self.roster.note_pace(clients, took, waited, deadline, self.round))
+        for index in sorted(self._slow):
+            self.settings.log.warning(
+                "%s took %.1f s of at most %.1f s, much longer than most: it is not asked until round %d.",
+                *(self.roster.keys[index], np.fmin(self._took[index], waited), deadline),
+                self.roster.rests_until[index] + 1,
+            )
+
     def warn_of(self, selection: Selection, wrong: Mapping[int, str]) -> None:
         """Name the clients whose replies are unusable: position in the cohort -> why."""
         for place, reason in wrong.items():
@@ -295,9 +321,7 @@ class Driver:
         """
         assert self.session is not None
         missed = np.zeros(len(completed), dtype=bool) if late is None else late
-        if missed.any():
-            waited = time.monotonic() - self._asked_at
-            reports["duration"] = np.where(missed, waited, reports.get("duration", np.nan))
+        reports["duration"] = self._durations(selection, missed, reports.get("duration"))
         # A client is cancelled when enough others have answered; otherwise the deadline has passed, and it is late.
         cancelled = missed & (answered >= self.enough)
         index, chosen = self.session.round, selection.clients
@@ -322,6 +346,15 @@ class Driver:
         else:
             self._save()
         self.progress.finish(completed.tolist(), missed.tolist())
+
+    def _durations(
+        self, selection: Selection, missed: NDArray[np.bool_], told: NDArray[np.float64] | None
+    ) -> NDArray[np.float64]:
+        """(k,) seconds: as the clients report them; as the server saw them if they report none, or were slow."""
+        seen = np.array([self._took.get(int(index), math.nan) for index in selection.clients])
+        slow = np.array([int(index) in self._slow for index in selection.clients], dtype=bool)
+        durations = seen if told is None else np.where(np.isnan(told) | slow, seen, told)
+        return np.where(missed, time.monotonic() - self._asked_at, durations)
 
     def _save(self) -> None:
         if self.settings.path is not None and self.session is not None:

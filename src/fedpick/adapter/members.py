@@ -40,6 +40,9 @@ ROSTER_FILE = "roster.npz"
 _FORMAT = "fedpick-roster"
 _PAUSES = (0.05, 1.0)
 """The first and the longest pause, in seconds, between two looks at the federation."""
+_NEARLY_LATE = 0.8
+"""The share of a deadline from which on a client may be slow."""
+_MOST_STRIKES = 12
 _MAX_LABELS = 2**16
 """The largest width of a label histogram: with 1,000 clients the table takes half a gigabyte."""
 
@@ -87,6 +90,10 @@ class Roster:
     """In how many rounds each client was selected."""
     last: list[int] = field(default_factory=list)
     """The last round for which each client was selected; -1: never."""
+    strikes: list[int] = field(default_factory=list)
+    """Two for every exchange whose deadline a client nearly missed, one less for every other answer."""
+    rests_until: list[int] = field(default_factory=list)
+    """The round from which on a slow client is asked again."""
     node_of: dict[int, Node] = field(default_factory=dict)
     """Index -> node."""
     index_of_node: dict[Node, int] = field(default_factory=dict)
@@ -114,6 +121,8 @@ class Roster:
                 self.histograms.append(None)
                 self.selections.append(0)
                 self.last.append(-1)
+                self.strikes.append(0)
+                self.rests_until.append(0)
             index = known[key]
             if "num-examples" in fields:
                 self.num_examples[index] = fields["num-examples"]
@@ -189,6 +198,37 @@ class Roster:
         rested = (last < 0) | (last < round - cooldown)
         return rested & (selections < math.ceil(max_share * (round + 1) - 1e-9))
 
+    def note_pace(
+        self, clients: Sequence[int], seconds: NDArray[np.float64], waited: float, deadline: float, round: int
+    ) -> list[int]:
+        """Let clients rest that nearly missed a deadline which most others met easily; return them.
+
+        A client rests for 1, 3, 7, ... at most 63 rounds as it is slow again and again. A deadline that is short for
+        most clients is no fault of theirs: slow is twice the typical time or more.
+
+        Args:
+            clients: that were asked.
+            seconds: (k,) after which each answered; NaN: it did not.
+            waited: seconds after which the exchange ended.
+            deadline: seconds after which it had to end.
+            round: the round of the exchange.
+        """
+        answered = ~np.isnan(seconds)
+        if not answered.any():
+            return []
+        took = np.where(answered, seconds, waited)
+        typical = float(np.sort(seconds[answered])[(np.count_nonzero(answered) - 1) // 2])
+        late = (took >= _NEARLY_LATE * deadline) & (took >= 2 * typical)
+        slow = []
+        for index, is_slow, did_answer in zip(clients, late.tolist(), answered.tolist(), strict=True):
+            if is_slow:
+                self.strikes[index] = min(self.strikes[index] + 2, _MOST_STRIKES)
+                self.rests_until[index] = round + 2 ** (self.strikes[index] // 2)
+                slow.append(index)
+            elif did_answer:
+                self.strikes[index] = max(self.strikes[index] - 1, 0)
+        return slow
+
     def save(self, path: Path) -> None:
         """Write the roster. Rows are only ever added, so a roster newer than the policy's state does no harm."""
         path.mkdir(parents=True, exist_ok=True)
@@ -199,6 +239,8 @@ class Roster:
             "histograms": np.concatenate([np.empty(0), *rows]),
             "selections": np.array(self.selections, dtype=np.int64),
             "last": np.array(self.last, dtype=np.int64),
+            "strikes": np.array(self.strikes, dtype=np.int64),
+            "rests_until": np.array(self.rests_until, dtype=np.int64),
         }
         plain = {"format": _FORMAT, "schema": 1, "keys": self.keys}
         write_atomically(path / ROSTER_FILE, pack(arrays, plain), private=True)
@@ -217,27 +259,30 @@ class Roster:
             keys, sizes, widths = list(map(str, plain["keys"])), arrays["num_examples"], arrays["widths"]
             rows = np.split(arrays["histograms"], np.cumsum(widths)[:-1]) if len(keys) else []
             # Rosters of the first versions have no counts.
-            selections = arrays.get("selections", np.zeros(len(keys), dtype=np.int64))
-            last = arrays.get("last", np.full(len(keys), -1, dtype=np.int64))
+            counts = {
+                name: [int(value) for value in arrays.get(name, np.full(len(keys), unknown))]
+                for name, unknown in {"selections": 0, "last": -1, "strikes": 0, "rests_until": 0}.items()
+            }
         except StateFileError as error:
             raise StateFileError(f"{error} Restore it, or choose another directory to start anew.") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StateFileError(
                 f"{file} is missing or is not a fedpick roster ({error!r}). Choose another directory to start anew."
             ) from error
-        if not len(keys) == len(sizes) == len(rows) == len(selections) == len(last):
+        if {len(sizes), len(rows), *map(len, counts.values())} != {len(keys)}:
             raise StateFileError(
                 f"{file} is damaged: it has {len(keys)} keys, {len(sizes)} sizes, {len(rows)} histograms and "
-                f"{len(selections)} counts. "
-                "Choose another directory to start anew."
+                f"{len(counts['selections'])} counts. Choose another directory to start anew."
             )
         histograms = [_histogram(row.tolist()) for row in rows]
         return cls(
             keys=keys,
             num_examples=[count(size) for size in sizes.tolist()],
             histograms=histograms,
-            selections=[int(times) for times in selections],
-            last=[int(round) for round in last],
+            selections=counts["selections"],
+            last=counts["last"],
+            strikes=counts["strikes"],
+            rests_until=counts["rests_until"],
         )
 
 

@@ -126,7 +126,8 @@ class PolicyStrategy(Driven, Strategy):
         driver, selection, exchange = self._driver, self._driver.selection, self._exchange
         if selection is None:
             return None, {}
-        driver.progress.answered(exchange.asked, len(exchange.answered), self._settings.train_timeout)
+        driver.progress.answered(exchange.asked, len(exchange.seconds), self._settings.train_timeout)
+        driver.note_pace(list(exchange.proxies), dict(exchange.seconds), exchange.waited(), exchange.timeout)
         nodes = self.roster.nodes(selection.clients)
         self._members.mark_busy(exchange.unfinished())
         by_node = {proxy.cid: result for proxy, result in results}
@@ -270,8 +271,10 @@ class _Exchange:
         self.arrived: list[str] = []
         """The clients with a good answer, in the order of arrival."""
         self.failed: set[str] = set()
-        self.answered: set[str] = set()
-        self._enough, self._timeout, self._deadline = enough, timeout, math.inf
+        self.seconds: dict[str, float] = {}
+        """Client id -> seconds until it answered, also with an error."""
+        self.timeout = timeout
+        self._enough, self._started = enough, math.inf
         self._calls: dict[str, _Call] = {}
         self._changed = threading.Condition()
 
@@ -280,7 +283,7 @@ class _Exchange:
         with self._changed:
             self.proxies[proxy.cid] = proxy
             if not self._calls:
-                self._deadline = time.monotonic() + self._timeout
+                self._started = time.monotonic()
             if self._over():
                 return None
             call = self._calls[proxy.cid] = _Call(function, lambda call: self._arrive(proxy.cid, call))
@@ -289,22 +292,26 @@ class _Exchange:
     def _arrive(self, cid: str, call: _Call) -> None:
         with self._changed:
             call.over = True
-            self.answered.add(cid)
+            self.seconds[cid] = self.waited()
             if call.good:
                 self.arrived.append(cid)
             else:
                 self.failed.add(cid)
             self._changed.notify_all()
 
+    def waited(self) -> float:
+        """Seconds since the first request."""
+        return max(time.monotonic() - self._started, 0.0)
+
     def _over(self) -> bool:
-        return len(self.arrived) >= self._enough or time.monotonic() >= self._deadline
+        return len(self.arrived) >= self._enough or self.waited() >= self.timeout
 
     def wait(self, calls: Iterable[_Call]) -> None:
         """Wait until these have answered, or the exchange is over."""
         calls = list(calls)
         with self._changed:
             while not all(call.over for call in calls) and not self._over():
-                self._changed.wait(min(self._deadline - time.monotonic(), threading.TIMEOUT_MAX))
+                self._changed.wait(min(self.timeout - self.waited(), threading.TIMEOUT_MAX))
 
     def unfinished(self) -> dict[str, _Call]:
         """Client id -> the request that it has not answered."""
@@ -497,17 +504,18 @@ class _Round:
     def _gather(self, kind: str, clients: Iterable[int], parameters: Parameters, timeout: float) -> list[Any]:
         """One good result for every client; None for a client that failed or did not answer in time."""
         instructions = self.instructions(kind, clients, parameters)
-        exchange, started = _Exchange(len(instructions), len(instructions), timeout), time.monotonic()
+        exchange = _Exchange(len(instructions), len(instructions), timeout)
         calls = [exchange.send(proxy, self._request(proxy, kind, ins, timeout)) for proxy, ins in instructions]
         exchange.wait(call for call in calls if call is not None)
         self.members.mark_busy(exchange.unfinished())
         step = Step(
             kind="train" if kind == "fit" else kind,
             asked=len(calls),
-            answered=len(exchange.answered),
-            seconds=time.monotonic() - started,
+            answered=len(exchange.seconds),
+            seconds=exchange.waited(),
             deadline=timeout,
         )
+        self.driver.note_pace(list(exchange.proxies), dict(exchange.seconds), step.seconds, timeout)
         self.driver.progress.steps.append(step)
         return [call.result if call is not None and call.good else None for call in calls]
 

@@ -1,7 +1,7 @@
 """Messages between the adapter and the nodes: send queries, match replies to nodes, and read what replies hold.
 
 Flower's strategies stop the whole run when one reply differs from the others. The wrapped strategy therefore gets only
-replies that can be decoded, that fit the model, and that have the metrics of most replies.
+replies that can be decoded and that fit the model, all with the same metrics.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -24,9 +25,11 @@ from fedpick.flower.client import ACTION
 __all__ = [
     "LOG",
     "CohortGrid",
+    "Form",
     "GridView",
     "arrays_of",
     "decoded",
+    "exchange",
     "make_consistent",
     "metrics_of",
     "node_infos",
@@ -120,6 +123,37 @@ def replies_by_node(messages: Iterable[Message], replies: Iterable[Message]) -> 
     }
 
 
+def exchange(
+    grid: Grid, messages: Sequence[Message], enough: int, timeout: float
+) -> tuple[list[Message], dict[int, float], float]:
+    """Send messages, and wait for `enough` replies with content, at most `timeout` seconds.
+
+    Flower's grids can do this too, but do not tell when a reply came.
+
+    Returns:
+        The replies in the order in which they came, those of one look in the order of the messages; node id -> seconds
+        until its reply came; seconds until now.
+    """
+    started, pause = time.monotonic(), _PAUSES[0]
+    order = {identity: place for place, identity in enumerate(grid.push_messages(messages))}
+    waiting, replies, arrived = set(order), list[Message](), dict[int, float]()
+    while True:
+        found = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(waiting)} if waiting else {}
+        waited = time.monotonic() - started
+        for identity in sorted(found, key=order.__getitem__):
+            replies.append(found[identity])
+            arrived[messages[order[identity]].metadata.dst_node_id] = waited
+        waiting -= set(found)
+        if sum(not reply.has_error() for reply in replies) >= enough or not waiting or waited >= timeout:
+            return replies, arrived, waited
+        time.sleep(max(min(pause, timeout - waited), 0.0))
+        pause = min(1.5 * pause, _PAUSES[1])
+
+
+_PAUSES = (0.02, 1.0)
+"""The first and the longest pause, in seconds, between two looks for replies."""
+
+
 def reason_of(reply: Message) -> str:
     """The reason of an error reply; empty for a reply with content."""
     return (reply.error.reason or "") if reply.has_error() else ""
@@ -185,6 +219,7 @@ def usable_replies(
     *,
     weight: str | None,
     numbers: Collection[str],
+    usual: set[Form],
     refuse_zero: bool,
 ) -> tuple[list[dict[str, NDArray[Any]] | None], dict[int, str]]:
     """The trained models that the strategy can aggregate together, and position -> why a reply is unusable.
@@ -194,6 +229,7 @@ def usable_replies(
         model: the model that was sent.
         weight: see `make_consistent`.
         numbers: see `make_consistent`.
+        usual: see `make_consistent`.
         refuse_zero: refuse an update of zero, by whose norm the strategy would divide.
     """
     trained = [arrays_of(reply, model) for reply in replies]
@@ -206,14 +242,11 @@ def usable_replies(
         elif new is not None and refuse_zero and not _has_norm(difference(new, model)):
             wrong[place] = "its update is zero, and the strategy divides by the norm of updates"
     readable = [None if place in wrong else reply for place, reply in enumerate(replies)]
-    usable = make_consistent(readable, weight=weight, numbers=numbers)
+    usable = make_consistent(readable, weight=weight, numbers=numbers, usual=usual)
     for place, (reply, good) in enumerate(zip(readable, usable, strict=True)):
         if reply is not None and not reply.has_error() and not good:
-            needed = f", and a finite number of at least 0 for {', '.join(sorted(numbers))}" if numbers else ""
-            wrong[place] = (
-                "it must hold one MetricRecord with every metric that most replies have, in the same form"
-                f" (a number, or a list of one length){needed}"
-            )
+            needed = f", with a finite number of at least 0 for {', '.join(sorted(numbers))}" if numbers else ""
+            wrong[place] = f"it must hold one MetricRecord, with a number as its size{needed}"
     return [new if good else None for new, good in zip(trained, usable, strict=True)], wrong
 
 
@@ -223,47 +256,67 @@ def _has_norm(update: Arrays) -> bool:
         return any(np.linalg.norm(np.ravel(array)) ** 2 > 0 for array in update.values())
 
 
-def make_consistent(replies: Sequence[Message | None], *, weight: str | None, numbers: Collection[str]) -> list[bool]:
+def make_consistent(
+    replies: Sequence[Message | None], *, weight: str | None, numbers: Collection[str], usual: set[Form]
+) -> list[bool]:
     """Which replies a strategy can aggregate together; they get the same record names and metrics, in place.
 
-    Metrics that more than half of the replies hold in one form must be in every reply. Other metrics are dropped, so
-    that a client cannot make the replies of others unusable.
+    No client's metrics decide about the reply of another. A metric stays if most replies hold it in one form, or if it
+    is usual and any reply holds it. A reply without it gets the mean of the others. Other metrics are dropped.
 
     Args:
         replies: the replies; None and errors are not usable.
         weight: the metric that holds the weight, or None for a strategy that does not read metrics.
         numbers: the metrics for which the strategy needs a finite number of at least 0.
+        usual: the metrics that stayed in the round before; replaced by those that stay now.
     """
     if weight is None:
         return [reply is not None and not reply.has_error() for reply in replies]
-    forms = [_forms(reply, weight, numbers) for reply in replies]
-    readable = [form for form in forms if form is not None]
-    times = Counter(item for form in readable for item in form)
-    kept = {item for item, holders in times.items() if 2 * holders > len(readable)}
-    usable = [form is not None and kept <= form for form in forms]
+    usable = [_has_numbers(reply, weight, numbers) for reply in replies]
     good = [reply for reply, use in zip(replies, usable, strict=True) if use and reply is not None]
     # With the weight among the numbers, the strategy divides by the sum of the reported sizes.
     if weight in numbers and not sum(count(metrics_of(reply).get(weight)) for reply in good) > 0:
         return [False] * len(replies)
-    names = {weight, *(key for key, _ in kept)}
-    for reply in good:
+    held = [{_form(*item): item[1] for item in metrics_of(reply).items() if item[0] != weight} for reply in good]
+    times = Counter(form for forms in held for form in forms)
+    kept = {name: length for name, length in usual if (name, length) in times}
+    for (name, length), holders in times.items():
+        if 2 * holders > len(good):
+            kept.setdefault(name, length)
+    usual.clear()
+    usual.update(kept.items())
+    for reply, forms in zip(good, held, strict=True):
         metrics = metrics_of(reply)
-        if not set(metrics) <= names:
+        if set(forms) != usual:
             (record,) = _records(reply, MetricRecord)
-            reply.content[record] = MetricRecord({key: value for key, value in metrics.items() if key in names})
+            tidy = {form[0]: forms[form] if form in forms else _mean(held, form) for form in kept.items()}
+            own = {weight: metrics[weight]} if weight in metrics else {}
+            reply.content[record] = MetricRecord(own | tidy)
     _rename_records(good)
     return usable
 
 
-def _forms(reply: Message | None, weight: str, numbers: Collection[str]) -> set[tuple[str, int | None]] | None:
-    """(metric, length of its list, None for a number) for every metric but the weight; None for an unusable reply."""
+Form = tuple[str, int | None]
+"""A metric, and the length of its list; None for a number."""
+
+
+def _form(name: str, value: Any) -> Form:
+    return name, len(value) if isinstance(value, list) else None
+
+
+def _has_numbers(reply: Message | None, weight: str, numbers: Collection[str]) -> bool:
+    """Whether a reply has one record of metrics, and in it the numbers that the strategy needs."""
     found = {} if reply is None or reply.has_error() else _records(reply, MetricRecord)
     if len(found) != 1:
-        return None
+        return False
     (metrics,) = found.values()
-    if isinstance(metrics.get(weight), list) or any(not is_count(metrics.get(key)) for key in numbers):
-        return None
-    return {(key, len(value) if isinstance(value, list) else None) for key, value in metrics.items() if key != weight}
+    return not isinstance(metrics.get(weight), list) and all(is_count(metrics.get(key)) for key in numbers)
+
+
+def _mean(held: Sequence[Mapping[Form, Any]], form: Form) -> Any:
+    """The mean of a metric over the replies that hold it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.mean([forms[form] for forms in held if form in forms], axis=0, dtype=np.float64).tolist()
 
 
 def _rename_records(replies: Sequence[Message]) -> None:

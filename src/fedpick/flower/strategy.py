@@ -13,7 +13,6 @@ What does not concern Flower's messages is in `fedpick.adapter`: the policy's se
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,8 +54,10 @@ from fedpick.flower.membership import Membership
 from fedpick.flower.messages import (
     LOG,
     CohortGrid,
+    Form,
     GridView,
     decoded,
+    exchange,
     make_consistent,
     metrics_of,
     reason_of,
@@ -182,6 +183,10 @@ class PolicyStrategy(Driven, Strategy):
         self._evaluations: list[Message] = []
         self._model: Arrays = {}  # that was sent
         self._evaluate_config = ConfigRecord()
+        self._usual: dict[str, set[Form]] = {  # metrics that replies hold
+            "train": {(key, None) for name, key in settings.reports.items() if name != "eval_loss"},
+            "evaluate": {(key, None) for name, key in settings.reports.items() if name == "eval_loss"},
+        }
         self._trained = False  # whether a step was made since `start`
 
     def start(
@@ -210,7 +215,7 @@ class PolicyStrategy(Driven, Strategy):
         overridden = type(self.inner).start is not Strategy.start
         run = driven_by(self, self.inner).start if overridden else super().start
         try:
-            result = run(_CohortExchange(grid, self), initial_arrays, num_rounds=num_rounds, timeout=timeout, **given)
+            result = run(_WatchedGrid(grid, self), initial_arrays, num_rounds=num_rounds, timeout=timeout, **given)
             if num_rounds > 0 and not self._trained:
                 raise TrainingFailed(
                     f"None of {num_rounds} rounds changed the model: no client completed one with a usable reply.\n\n"
@@ -243,7 +248,7 @@ class PolicyStrategy(Driven, Strategy):
         driver = self._driver
         driver.begin()
         self._messages = []
-        grid = _TimedGrid(grid, driver.progress.steps)
+        grid = _WatchedGrid(grid, self, driver.progress.steps)
         ready = self._membership.refresh(grid)
         self._model = decoded(arrays)
         prober = Prober(
@@ -283,13 +288,14 @@ class PolicyStrategy(Driven, Strategy):
         late = np.array([node not in in_time and not _failed(by_node.get(node)) for node in nodes], dtype=bool)
         answers = [None if missed else by_node.get(node) for node, missed in zip(nodes, late, strict=True)]
         self._note_sizes(selection, answers)
-        metrics = [dict(metrics_of(reply)) for reply in answers]  # before those that few replies have are dropped
+        metrics = [dict(metrics_of(reply)) for reply in answers]  # as sent: the strategy gets the same ones of all
         use_weights = self._settings.use_weights
         trained, wrong = usable_replies(
             answers,
             self._model,
             weight=weight_key(self.inner),
             numbers=needed_numbers(self.inner, use_weights=use_weights),
+            usual=self._usual["train"],
             refuse_zero=divides_by_norm(self.inner),
         )
         reports: dict[str, Any] = driver.reports(metrics, self._model, trained)
@@ -370,12 +376,12 @@ class PolicyStrategy(Driven, Strategy):
         replies = list(replies)
         self._membership.mark_busy(self._evaluations, replies_by_node(self._evaluations, replies))
         weight = weight_key(self.inner)
-        usable = make_consistent(replies, weight=weight, numbers=() if weight is None else (weight,))
+        numbers = () if weight is None else (weight,)
+        usable = make_consistent(replies, weight=weight, numbers=numbers, usual=self._usual["evaluate"])
         left_out = sum(not good and not reply.has_error() for reply, good in zip(replies, usable, strict=True))
         if left_out:
             LOG.warning(
-                "%d of %d evaluations are left out: a reply must hold one MetricRecord with every metric that most "
-                "replies have, in the same form, and its weight under %r.",
+                "%d of %d evaluations are left out: a reply must hold one MetricRecord, with its weight under %r.",
                 *(left_out, len(replies), weight),
             )
         kept = [reply for reply, good in zip(replies, usable, strict=True) if good or reply.has_error()]
@@ -409,58 +415,23 @@ def _failed(reply: Message | None) -> bool:
     return reply is not None and reply.has_error()
 
 
-class _TimedGrid(GridView):
-    """The whole grid; measures how long each exchange took."""
+class _WatchedGrid(GridView):
+    """The whole grid; sees when each reply comes, and ends an exchange with a cohort when enough of it has answered."""
 
-    def __init__(self, grid: Grid, steps: list[Step]) -> None:
+    def __init__(self, grid: Grid, strategy: PolicyStrategy, steps: list[Step] | None = None) -> None:
         super().__init__(grid)
-        self._steps = steps
+        self._strategy, self._steps = strategy, steps
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Passed through and timed."""
-        sent, started = list(messages), time.monotonic()
-        replies = list(self._grid.send_and_receive(sent, timeout=timeout))
-        self._steps.append(
-            Step(
-                kind=sent[0].metadata.message_type if sent else "",
-                asked=len(sent),
-                answered=len(replies),
-                seconds=time.monotonic() - started,
-                deadline=float("inf") if timeout is None else timeout,
+        """Send messages and wait for their replies."""
+        sent, driver = list(messages), self._strategy._driver
+        enough = driver.enough if sent == self._strategy._messages else len(sent)
+        deadline = float("inf") if timeout is None else timeout
+        replies, arrived, waited = exchange(self._grid, sent, enough, deadline)
+        driver.note_pace([message.metadata.dst_node_id for message in sent], arrived, waited, deadline)
+        if self._steps is not None:
+            kind = sent[0].metadata.message_type if sent else ""
+            self._steps.append(
+                Step(kind=kind, asked=len(sent), answered=len(replies), seconds=waited, deadline=deadline)
             )
-        )
         return replies
-
-
-class _CohortExchange(GridView):
-    """The whole grid; an exchange with a cohort ends when enough of it has answered."""
-
-    def __init__(self, grid: Grid, strategy: PolicyStrategy) -> None:
-        super().__init__(grid)
-        self._strategy = strategy
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Passed through, unless the messages are those of a cohort of which a part is enough."""
-        sent, enough = list(messages), self._strategy._driver.enough
-        if sent != self._strategy._messages or enough >= len(sent):
-            return self._grid.send_and_receive(sent, timeout=timeout)
-        return _first(self._grid, sent, enough, float("inf") if timeout is None else timeout)
-
-
-def _first(grid: Grid, messages: list[Message], enough: int, timeout: float) -> list[Message]:
-    """The replies until `enough` with content have come; those that arrive together are in the order of the cohort."""
-    deadline = time.monotonic() + timeout
-    order = {identity: place for place, identity in enumerate(grid.push_messages(messages))}
-    waiting, replies = set(order), list[Message]()
-    while True:
-        found = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(waiting)}
-        waiting -= set(found)
-        replies += [found[identity] for identity in sorted(found, key=order.__getitem__)]
-        good = sum(not reply.has_error() for reply in replies)
-        if good >= enough or not waiting or time.monotonic() >= deadline:
-            return replies
-        time.sleep(_POLL)
-
-
-_POLL = 0.5
-"""Seconds between two looks for replies."""
