@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help setup setup-torch demo test test-wheel test-wheel-all test-slow test-deployment check docs package bench clean
+.PHONY: help setup setup-torch demo test test-wheel test-wheel-oldest test-slow test-deployment check docs package bench clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
@@ -29,12 +29,11 @@ test: setup check ## lint, types, all quick tests, the wheel and the documentati
 	$(BIN)/python scripts/try_wheel.py
 	$(MAKE) docs
 
-test-wheel: setup ## install the wheel with every quick extra alone, in fresh environments
+test-wheel: setup ## install the wheel with every extra alone, in fresh environments, and use it
 	$(BIN)/python scripts/try_wheel.py
 
-test-wheel-all: setup ## the same for every extra, with the newest and with the oldest dependencies (20 minutes)
-	$(BIN)/python scripts/try_wheel.py --all
-	$(BIN)/python scripts/try_wheel.py --all --oldest
+test-wheel-oldest: setup ## the same with the oldest dependencies that pyproject.toml allows
+	$(BIN)/python scripts/try_wheel.py --oldest
 
 check: setup ## lint and types only
 	$(BIN)/ruff check .

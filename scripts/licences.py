@@ -1,4 +1,4 @@
-"""List the licences of everything that fedpick installs, with all extras, and check that they are compatible.
+"""List the licences of everything that fedpick installs, with every extra, and check that they are compatible.
 
     python scripts/licences.py            # write LICENCES.md
     python scripts/licences.py --check    # fail on a licence that is unknown or incompatible, or a missing row
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare with LICENCES.md instead of writing it")
     options = parser.parse_args()
     found: dict[str, metadata.Distribution] = {}
-    installed("fedpick", frozenset({"all"}), found)
+    installed("fedpick", frozenset({"all", "torch"}), found)
     rows = {name: licence(distribution) for name, distribution in sorted(found.items())}
     wrong = [f"{name}: {words} is not in the list of compatible licences" for name, words in rows.items()
              if not compatible(words)]  # fmt: skip
@@ -92,7 +92,7 @@ def main() -> None:
         wrong += [f"{name} is not in LICENCES.md: run {Path(__file__).name}" for name in rows if name not in listed]
     else:
         PAGE.write_text(
-            "# Licences of the dependencies\n\nfedpick is under the Apache License 2.0. With all extras it installs "
+            "# Licences of the dependencies\n\nfedpick is under the Apache License 2.0. With every extra it installs "
             "the packages below. It ships none of them.\n`scripts/licences.py` writes this list from what the packages "
             "say about themselves; CI checks it.\n\n| package | licence |\n|---|---|\n"
             + "".join(f"| {name} | {words} |\n" for name, words in rows.items())

@@ -3,9 +3,11 @@
 The tests run in one environment that holds every extra; there, one extra can hide what another lacks. This script
 installs what a user installs, `fedpick[EXTRA]` from the wheel, and runs a command that needs the extra.
 
-    python scripts/try_wheel.py               # the quick extras, with the newest dependencies that pip finds
-    python scripts/try_wheel.py --all         # every extra
+    python scripts/try_wheel.py               # every extra, with the newest dependencies that pip finds
     python scripts/try_wheel.py --oldest sim  # one extra, with the oldest versions that pyproject.toml allows
+
+pip chooses and fetches the packages. uv installs them, because it links files where pip would unpack them again for
+every environment.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = ["sim", "report", "dashboard", "none", "cli", "private", "postgres"]
-HEAVY = ["flower", "nvflare", "ray", "flower-simulation", "torch"]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+UV = [sys.executable, "-m", "uv", "--quiet", "--no-config"]
 
 
 class Failed(Exception):
@@ -119,10 +121,7 @@ def try_sim(environment: Environment, store: Path) -> None:
 
 
 def try_torch(environment: Environment, store: Path) -> None:
-    """A comparison with a module of the user, without JAX; a task in JAX names the extra to install.
-
-    pip may choose a build for GPUs, several gigabytes. `--oldest` pins the version that the tests use.
-    """
+    """A comparison with a module of the user, without JAX; a task in JAX names the extra to install."""
     (environment.folder / "mine.py").write_text(
         "from torch import nn\n\n\ndef network(num_classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
@@ -288,22 +287,19 @@ class Workshop:
     downloading: threading.Lock
 
     def environment(self, extra: str) -> Environment:
-        """Make a fresh environment with one extra.
-
-        Download first: pip keeps the files that an earlier extra needed too, while `pip install` fetches them again
-        where the package index forbids caching.
-        """
-        place, downloads = self.folder / extra, self.folder / "downloads"
-        wanted = f"{self.wheel}[{extra}]" if extra != "none" else self.wheel
-        with self.downloading:
-            run(*PIP, "download", "--dest", downloads, *self.constraints, wanted, folder=self.folder)
+        """Make a fresh environment with one extra."""
+        place = self.folder / extra
+        wanted = f"fedpick[{extra}] @ {self.wheel.as_uri()}" if extra != "none" else self.wheel
+        with self.downloading:  # into one folder: pip does not fetch a file again that an earlier extra needed too
+            run(*PIP, "wheel", "--wheel-dir", self.folder / "wheels", *self.constraints, wanted, folder=self.folder)
         venv.create(place / "venv", symlinks=True)
         environment = Environment(place / "venv" / "bin", place / "work")
         environment.folder.mkdir()
-        pip: list[str | Path] = [*PIP, "--python", environment.bin / "python"]
-        offline: list[str | Path] = ["--no-index", "--find-links", downloads, "--no-compile"]
-        run(*pip, "install", *offline, *self.constraints, wanted, folder=self.folder)
-        run(*pip, "check", folder=self.folder)
+        uv: list[str | Path] = [*UV, "--cache-dir", self.folder / "cache", "pip"]
+        target: list[str | Path] = ["--python", environment.bin / "python"]
+        offline: list[str | Path] = ["--no-index", "--find-links", self.folder / "wheels"]
+        run(*uv, "install", *target, *offline, *self.constraints, wanted, folder=self.folder)
+        run(*uv, "check", *target, folder=self.folder)
         return environment
 
     def attempt(self, extras: list[str]) -> list[str]:
@@ -331,15 +327,22 @@ class Workshop:
 def main() -> None:
     """Try the extras of the command line; leave with 1 if one of them failed."""
     parser = argparse.ArgumentParser(description="Build the wheel and try every extra alone.")
-    parser.add_argument("extras", nargs="*", help=f"of {', '.join(TRIALS)}; default: {', '.join(QUICK)}")
-    parser.add_argument("--all", action="store_true", help="every extra")
+    parser.add_argument("extras", nargs="*", help=f"default: {', '.join(TRIALS)}")
     parser.add_argument("--oldest", action="store_true", help="with the oldest dependencies that pyproject.toml allows")
     options = parser.parse_args()
     if unknown := set(options.extras) - set(TRIALS):
         parser.error(f"There is no extra named {', '.join(sorted(unknown))}.")
     if untried := set(project()) - set(TRIALS) - {"all", "dev", "docs"}:
         parser.error(f"Nothing tries the extra {', '.join(sorted(untried))}: add it to {Path(__file__).name}.")
-    extras = list(TRIALS) if options.all else options.extras or QUICK
+    extras = options.extras or list(TRIALS)
+    pinned = oldest_versions() if options.oldest else []
+    if "torch" in extras:
+        # pip's newest build for Linux brings CUDA, several gigabytes: take the build that the tests use.
+        try:
+            pinned = [*(each for each in pinned if not each.startswith("torch==")), f"torch=={version('torch')}"]
+        except PackageNotFoundError:
+            extras.remove("torch")
+            print("torch: not tried, because `make setup-torch` has not installed a build for CPUs", flush=True)
     # Report and dashboard are of the store that the simulator's environment writes: one after the other.
     readers = [extra for extra in ("report", "dashboard") if extra in extras]
     chains = [[extra] for extra in extras if extra not in ("sim", *readers)]
@@ -347,11 +350,8 @@ def main() -> None:
         chains.insert(0, ["sim", *readers])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        constraints: list[str | Path] = []
-        if options.oldest:
-            (folder / "oldest.txt").write_text("\n".join(oldest_versions()))
-            constraints = ["--constraint", folder / "oldest.txt"]
-        workshop = Workshop(folder, build_wheel(folder), constraints, threading.Lock())
+        (folder / "constraints.txt").write_text("\n".join(pinned))
+        workshop = Workshop(folder, build_wheel(folder), ["--constraint", folder / "constraints.txt"], threading.Lock())
         with ThreadPoolExecutor(max_workers=2) as pool:
             failed = [extra for names in pool.map(workshop.attempt, chains) for extra in names]
     sys.exit(f"These extras do not work alone: {', '.join(failed)}." if failed else 0)

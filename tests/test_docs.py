@@ -53,7 +53,6 @@ NEEDS = {
 }
 # Pages about results find a store with an experiment in it, and its spec, my.toml.
 ABOUT_RESULTS = {"docs/guides/experiments.md", "docs/guides/report.md", "docs/reference/store.md"}
-GENERATED = {"docs/benchmarks/sim.md"}  # by `python -m benchmarks.speed`
 SPEC = """
 [data]
 name = "synthetic"
@@ -175,7 +174,7 @@ def test_links_lead_somewhere(page):
         assert target.startswith(("http", "mailto")) or (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if name_of(page) not in GENERATED], ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_lines_outside_tables_have_at_most_120_characters(page):
     lines = enumerate(page.read_text().splitlines(), start=1)
     assert [number for number, line in lines if len(line) > 120 and not line.startswith("|")] == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -179,7 +180,12 @@ def as_markdown(results: Mapping[str, Any]) -> str:
             f"training, {million['with_losses_mebibytes']:.0f} MiB with the losses of all clients, both with the data; "
             f"{1000 * million['round_seconds']:.0f} ms per round of 100 clients.\n"
         )
-    return "\n".join(lines).rstrip()
+    return "\n".join(map(_wrapped, lines)).rstrip()
+
+
+def _wrapped(line: str) -> str:
+    """Return a line of prose as lines of at most 120 characters; rows of tables stay."""
+    return line if line.startswith("|") else textwrap.fill(line, 120) + "\n" * line.endswith("\n")
 
 
 def _job_lines(title: str, job: dict[str, Any]) -> list[str]:
