@@ -184,11 +184,17 @@ def test_the_page_begins_with_the_verdict_and_ends_with_the_appendix(store, tmp_
     appendix = text[text.index('<section id="appendix"') : text.index('<section id="settings"')]
     for part in (
         "<h3>Distance from the target importance",
-        "<h3>Time waited for",
+        "<h3>Time per round",
         'id="plot-bounds"',
         'id="plot-diagnostics"',
     ):
         assert text.count(part) == appendix.count(part) == 1
+
+
+def test_a_target_that_no_run_reached_has_no_figure(tmp_path):
+    made = make_store(tmp_path / "s.sqlite", make_spec(("uniform",), rounds=3, targets=(1.0,)))
+    assert "targets" not in charts_of(made)
+    made.close()
 
 
 def test_shares_and_cohorts_are_drawn_from_zero(store):

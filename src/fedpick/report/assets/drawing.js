@@ -176,7 +176,7 @@ const fedpickDrawing = (() => {
     const parts = [["receiving", "#8A97A3"], ["computing", colour], ["sending", "#17A398"]];
     const rows = view.status.map((_, index) => index + 1);
     return {
-      key: [...parts.map(([word, each]) => ({ word, colour: each })), { word: "pale: not waited for", colour: withAlpha(colour, 0.3) }],
+      key: [...parts.map(([word, each]) => ({ word, colour: each })), { word: "pale: cancelled or late", colour: withAlpha(colour, 0.3) }],
       traces: parts.map(([name, each]) => ({
         type: "bar", orientation: "h", y: rows, x: view[name], name, marker: { color: of(each) },
         customdata: view.status, hovertemplate: `${name} %{x:.3~g} s (%{customdata})<extra></extra>`,

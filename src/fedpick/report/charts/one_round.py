@@ -1,4 +1,4 @@
-"""One round on the clients' devices: who receives, computes and sends, who is waited for, and when the round ends."""
+"""One round on the clients' devices: who receives, computes and sends, whose answers count, and when the round ends."""
 
 from __future__ import annotations
 

@@ -83,6 +83,8 @@ def _targets(material: Material) -> Chart | None:
             ]
             series[policy.label] = [{**cell(cost), "reached": len(cost.known)} for cost in costs]
         measures.append({"key": key, "name": name, "series": series})
+    if not any(cost["mean"] is not None for costs in measures[0]["series"].values() for cost in costs):
+        return None
     return Chart(
         key="targets",
         title="Cost of reaching a target",
