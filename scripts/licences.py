@@ -19,8 +19,8 @@ from packaging.requirements import Requirement
 
 PAGE = Path(__file__).resolve().parents[1] / "LICENCES.md"
 COMPATIBLE = {
-    "0BSD", "Apache-2.0", "BSD", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "HPND", "ISC", "LGPL-3.0-only", "MIT",
-    "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib",
+    "0BSD", "Apache-2.0", "BSD", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "HPND", "ISC", "LGPL-3.0-only",
+    "MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib",
 }  # fmt: skip
 SPELLINGS = {
     r"apache.*2|apache software|^apache$": "Apache-2.0",
