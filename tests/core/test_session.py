@@ -206,6 +206,31 @@ def test_an_outcome_in_another_order_is_put_in_order(monkeypatch):
     assert seen["loss"].tolist() == [1.0, 2.0, 3.0]
 
 
+def test_late_answers_follow_the_selected_clients(monkeypatch):
+    session = Session(Recorder(probes=False), CLIENTS, report_limit=10.0)
+    told = []
+    monkeypatch.setattr(Recorder, "observe", lambda self, state, outcome: told.append(outcome) or state)
+    selection = session.ask(budget=2)
+    other = np.setdiff1d(np.arange(len(CLIENTS)), selection.clients)[:1]
+    stale = Outcome(index=0, clients=other, completed=[True], loss=[50.0], sketch=[[1.0, 2.0]])
+    own = Outcome(index=0, clients=selection.clients[::-1], completed=[True, False], loss=[2.0, 1.0])
+    with pytest.raises(InvalidInput, match="no client 99 among"):
+        session.tell(own.with_stale(Outcome(index=0, clients=[99], completed=[True])))
+    with pytest.raises(InvalidInput, match="must be unique"):
+        own.with_stale(own)
+    assert session.tell(own.with_stale(stale)) == {"rejected_reports": 1}
+    (seen,) = told
+    assert seen.clients.tolist() == [*selection.clients, *other] and seen.stale.tolist() == [False, False, True]
+    assert seen.loss == pytest.approx([1.0, 2.0, np.nan], nan_ok=True) and seen.completed.tolist() == [
+        False,
+        True,
+        True,
+    ]
+    assert np.isnan(seen.sketch[:2]).all() and seen.sketch[2].tolist() == [1.0, 2.0]
+    assert seen.of_selected().clients.tolist() == selection.clients.tolist()
+    assert own.with_stale(stale.take(np.empty(0, int))) is own
+
+
 def test_growth_keeps_what_is_known_and_recomputes_what_is_derived():
     session = Session(Recorder(probes=False), CLIENTS)
     session.tell(done(session, session.ask(budget=2)))

@@ -7,11 +7,13 @@ import pytest
 
 from fedpick.core import registry
 from fedpick.core.errors import InvalidInput
+from fedpick.core.policy import Policy, Signal
 from fedpick.core.session import Session
-from fedpick.core.types import aggregation_weights
+from fedpick.core.types import Selection, aggregation_weights
 from fedpick.sim import Faults, LocalTraining, ServerStep, Simulator, Waiting, devices, simulate
 from fedpick.sim.clock import Status
 from fedpick.sim.late import stale_factors
+from fedpick.sim.robust import combine
 from tests.sim.naive_loop import make_federation
 
 LOCAL = LocalTraining(lr=0.1, steps=3, batch_size=8)
@@ -40,12 +42,22 @@ def test_factors_by_hand():
     assert stale_factors("refl", age, updates, None)[0] == pytest.approx(0.65 + 0.35 * (1 - np.exp(-1) / 10))
 
 
-@pytest.mark.parametrize("rule", ["refl", "age", "equal"])
-def test_the_model_is_that_of_a_loop_over_clients(rule):
+@pytest.mark.parametrize(
+    ("rule", "server"),
+    [
+        ("refl", ServerStep()),
+        ("age", ServerStep()),
+        ("equal", ServerStep()),
+        ("refl", ServerStep(momentum=0.5, weight_decay=0.1)),
+        ("age", ServerStep(aggregation="median")),
+    ],
+)
+def test_the_model_is_that_of_a_loop_over_clients(rule, server):
     """Every update of every client is computed singly; arrivals are read off the durations."""
     waiting = Waiting(overcommit=1.5, late="stale", stale_weight=rule)
-    simulator, session = _start(waiting)
+    simulator, session = _start(waiting, server=server)
     model, pending, used = _flat(simulator, simulator.params), [], 0
+    velocity = np.zeros_like(model)
     simulated = simulate(simulator, session, rounds=12, budget=2)
     while simulator.round < 12:
         start, params = simulator.clock, simulator.params
@@ -65,7 +77,10 @@ def test_the_model_is_that_of_a_loop_over_clients(rule):
         old = np.array([entry[4] for entry in come]).reshape(len(come), updates.shape[1])
         stale = np.array([entry[3] for entry in come]) * stale_factors(rule, age, old, fresh)
         total = own[in_time].sum() + stale.sum()
-        model = model + (own[in_time] @ updates[in_time] + stale @ old) / total
+        weights = np.concatenate([own[in_time], stale]) / total
+        step = combine(np.concatenate([updates[in_time], old]), weights, server.aggregation, server.attackers)
+        velocity = server.momentum * velocity + server.weight_decay * model - step
+        model = model - velocity
         late = np.setdiff1d(np.arange(len(chosen)), in_time)
         pending += [(chosen[k], finish[k], record.index, own[k], updates[k]) for k in late]
         assert (times[3][late] == Status.LATE).all() and record.outcome.late[late].all()
@@ -84,7 +99,63 @@ def test_without_late_answers_it_is_the_same_model():
         simulator, session = _start(waiting)
         return [record.test_loss for record in simulate(simulator, session, rounds=5, budget=3)]
 
-    assert play(Waiting(late="stale")) == play(Waiting())
+    assert play(Waiting(late="stale")) == pytest.approx(play(Waiting()), rel=1e-5)
+
+
+class _Listening(Policy):
+    """Takes everybody in turn, and keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    @property
+    def needs(self):
+        return frozenset({Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.UPDATE_NORM, Signal.SKETCH, Signal.DURATION})
+
+    def init(self, clients, rng):
+        return None
+
+    def select(self, state, context, rng):
+        return Selection(clients=rng.permutation(np.flatnonzero(context.available))[: context.budget]), state
+
+    def observe(self, state, outcome):
+        self.told.append(outcome)
+        return state
+
+
+@pytest.mark.parametrize("late", ["stale", "buffer"])
+def test_the_policy_is_told_of_a_late_answer_when_it_comes(late):
+    """With the reports that the client made in its own round, and its whole duration."""
+    waiting = Waiting(late=late, buffer=2, overcommit=1.5 if late == "stale" else 1.0)
+    simulator, _ = _start(waiting, faults=Faults(nan=0.2))
+    policy = _Listening()
+    session = Session(policy, simulator.clients, seed=1, provides=simulator.provides, guard="off")
+    asked, told = {}, 0
+    simulated = simulate(simulator, session, rounds=16, budget=3)
+    while simulator.round < 16:
+        params, losses = simulator.params, simulator.client_losses()
+        record = next(simulated)
+        chosen, outcome = record.selection.clients, policy.told[-1]
+        poisoned = simulator.faults.draw(5, record.index, chosen, np.ones(len(chosen))).poisoned
+        work = simulator._work(record.index, chosen, poisoned)._replace(sketch=True)
+        alone = simulator.engine.train(params, simulator.velocity, work)
+        assert np.array_equal(outcome.clients[~outcome.stale], chosen) and not outcome.stale[: len(chosen)].any()
+        stale = record.evaluation.get("stale", np.empty((3, 0)))
+        assert outcome.clients[outcome.stale & outcome.completed].tolist() == stale[0].tolist()
+        for row in np.flatnonzero(outcome.stale):
+            reports = asked.pop(int(outcome.clients[row]))
+            assert outcome.completed[row] == np.isfinite(reports[1])
+            got = [outcome.train_loss[row], outcome.update_norm[row], outcome.loss[row], outcome.duration[row]]
+            wanted = reports if np.isfinite(reports[1]) else (np.nan, np.nan, *reports[2:])
+            assert [*got, *outcome.sketch[row]] == pytest.approx([*wanted[:4], *reports[4:]], nan_ok=True, rel=1e-4)
+            told += 1
+        durations = record.evaluation["times"][:3].sum(axis=0)
+        for place in np.flatnonzero(outcome.late[: len(chosen)]):
+            client, sketch = int(chosen[place]), alone.sketches[place]
+            asked[client] = (alone.losses[place], alone.norms[place], losses[client], durations[place], *sketch)
+        assert np.isnan(outcome.train_loss[outcome.late]).all() and np.isnan(outcome.loss[outcome.late]).all()
+        assert record.counters.scalars_up == 2 * record.counters.updates_up
+    assert told > 3 and set(asked) == set(simulator.under_way.clients)
 
 
 def test_a_buffered_run_follows_its_events():
@@ -156,8 +227,6 @@ def test_a_round_without_free_clients_waits_for_the_next_answer():
 
 
 def test_settings_that_do_not_fit_are_refused():
-    with pytest.raises(InvalidInput, match="need the plain server step"):
-        _start(Waiting(late="stale"), server=ServerStep(momentum=0.9))
     with pytest.raises(InvalidInput, match="a buffer has its own number"):
         Waiting(late="buffer", quorum=0.5)
     with pytest.raises(InvalidInput, match="'buffer'"):

@@ -79,11 +79,14 @@ class Broken(Policy[Counts]):
         elif self.fault == "crash":
             raise KeyError("duration")
         counts[chosen[chosen < len(counts)]] += 1
-        return Selection(clients=chosen), replace(state, counts=counts)
+        value = float(len(chosen)) if self.fault == "own rows" else state.value
+        return Selection(clients=chosen), replace(state, counts=counts, value=value)
 
     def observe(self, state, outcome):
         if self.fault == "gives up" and not outcome.completed.any():
             return replace(state, value=1.0)
+        if self.fault == "own rows":
+            return replace(state, value=float((outcome.completed * np.ones(int(state.value))).sum()))
         if self.fault == "infinite":
             return replace(state, value=np.inf)
         if self.fault == "stubborn":
@@ -151,6 +154,7 @@ class Loose(Policy[dict]):
         ("ghost", "nobody_available", "not available"),
         ("shy", "one_client", "never chose it"),
         ("gives up", "everybody_fails", "stopped selecting"),
+        ("own rows", "answers_come_late", "ValueError"),
         ("infinite", "odd_reports", "absurd number entered its value"),
         ("newest first", "clients_join", "newcomers"),
         ("stubborn", "dead_clients_are_not_picked_for_ever", "never complete"),

@@ -86,7 +86,7 @@ class RoundRecord:
     selection: Selection
     """The policy's decision."""
     outcome: Outcome
-    """What the policy was told."""
+    """What the policy was told of the selected clients."""
     weights: FloatArray
     """(k,) weight of each update in the new model; 0 for clients that did not complete."""
     available: BoolArray

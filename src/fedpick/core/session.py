@@ -222,13 +222,18 @@ class Session:
         return Measurement(clients=probe.clients, values=values), rejected
 
     def tell(self, outcome: Outcome) -> Mapping[str, Any]:
-        """Commit the round that was asked last. Return diagnostics, such as the number of rejected reports."""
+        """Commit the round that was asked last. Return diagnostics, such as the number of rejected reports.
+
+        The outcome has a row for each selected client, and one for each late answer that came in this round (`stale`).
+        """
         if self._pending is None:
             raise OutOfOrder(
                 f"tell() for round {self.round} came before ask(). Ask first; every round is asked and told."
             )
         if outcome.index != self.round:
             raise InvalidInput(f"The outcome is of round {outcome.index}, but round {self.round} is being told.")
+        if len(unknown := outcome.clients[outcome.stale & (outcome.clients >= len(self.clients))]):
+            raise InvalidInput(f"There is no client {unknown[0]} among {len(self.clients)} clients.")
         pending, cut = self._pending, 0
         chosen = pending.selection.clients
         outcome, rejected = clean_outcome(in_order_of(chosen, outcome), self._report_limit)
@@ -470,14 +475,15 @@ def _by_size(clients: Clients, chosen: IntArray) -> FloatArray:
 
 
 def in_order_of(clients: IntArray, outcome: Outcome) -> Outcome:
-    """Return the outcome with its rows in the order of the selection."""
-    if np.array_equal(clients, outcome.clients):
+    """Return the outcome with its rows in the order of the selection; stale rows follow."""
+    stale = np.flatnonzero(outcome.stale)
+    told = outcome.of_selected().clients
+    if len(stale) == 0 and np.array_equal(clients, told):
         return outcome
-    if not np.array_equal(np.sort(clients), np.sort(outcome.clients)):
+    if not np.array_equal(np.sort(clients), np.sort(told)):
         raise InvalidInput(
             f"The outcome must have a row for each of the {len(clients)} selected clients and no others. It has "
-            f"{len(outcome.clients)} rows. A client that did not answer has completed=False."
+            f"{len(told)} rows. A client that did not answer has completed=False."
         )
-    rows = np.argsort(outcome.clients)[np.searchsorted(np.sort(outcome.clients), clients)]
-    reordered = {item.name: getattr(outcome, item.name)[rows] for item in fields(outcome) if item.name != "index"}
-    return replace(outcome, **reordered)
+    rows = np.flatnonzero(~outcome.stale)[np.argsort(told)[np.searchsorted(np.sort(told), clients)]]
+    return outcome.take(np.concatenate([rows, stale]))

@@ -8,14 +8,14 @@ driver must therefore not write to an array after it has passed it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedpick.core.arrays import BoolArray, FloatArray, IntArray, read_only
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray, read_only, stack_rows
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Signal
 from fedpick.core.validation import assign, is_whole, require, whole
@@ -223,7 +223,7 @@ class Outcome:
     index: int
     """The round, from 0."""
     clients: IntArray
-    """(k,) the clients that were selected."""
+    """(k,) the clients that were selected, then the `stale` ones."""
     completed: BoolArray
     """(k,) mask of the clients whose update entered the model."""
     loss: FloatArray = _ABSENT
@@ -242,6 +242,9 @@ class Outcome:
     """(k,) mask of the clients that had not answered at the deadline; their `duration` is the time waited."""
     cancelled: BoolArray = _ABSENT
     """(k,) mask of the clients that were stopped because enough others had answered; `duration` likewise."""
+    stale: BoolArray = _ABSENT
+    """(k,) mask of clients that were selected in an earlier round, were `late` there, and answered in this one. Their
+    reports are about the model that they received."""
 
     def __post_init__(self) -> None:
         clients = _indices(self.clients, "Outcome.clients")
@@ -252,12 +255,31 @@ class Outcome:
             value = getattr(self, name)
             checked = missing if value is None else _floats(value, f"Outcome.{name}", (len(clients),))
             assign(self, **{name: checked})
-        for name in ("late", "cancelled"):
+        for name in ("late", "cancelled", "stale"):
             mask = getattr(self, name)
             mask = np.zeros(len(clients), bool) if mask is None else mask
             assign(self, **{name: _booleans(mask, f"Outcome.{name}", len(clients))})
         sketch = np.empty((len(clients), 0)) if self.sketch is None else self.sketch
         assign(self, sketch=_floats(sketch, "Outcome.sketch", (len(clients), None)))
+
+    def take(self, rows: IntArray) -> Outcome:
+        """Return these rows, in this order."""
+        return replace(
+            self, **{item.name: getattr(self, item.name)[rows] for item in fields(self) if item.name != "index"}
+        )
+
+    def with_stale(self, answers: Outcome) -> Outcome:
+        """Add the rows of late answers that came in this round."""
+        if len(answers.clients) == 0:
+            return self
+        kept = [item.name for item in fields(self) if item.name not in ("index", "sketch", "stale")]
+        joined: dict[str, Any] = {name: np.concatenate([getattr(self, name), getattr(answers, name)]) for name in kept}
+        stale = np.arange(len(joined["clients"])) >= len(self.clients)
+        return replace(self, sketch=stack_rows(self.sketch, answers.sketch), stale=stale, **joined)
+
+    def of_selected(self) -> Outcome:
+        """Return the rows of the clients that were selected in this round."""
+        return self.take(np.flatnonzero(~self.stale)) if self.stale.any() else self
 
 
 def aggregation_weights(selection: Selection, completed: ArrayLike, clients: Clients) -> FloatArray:

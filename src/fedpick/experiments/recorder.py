@@ -255,7 +255,7 @@ class Recorder(Callback):
             raise InvalidInput(
                 f"available must be a boolean mask of the {size} clients. Got {mask.dtype} {mask.shape}."
             )
-        told = in_order_of(selection.clients, outcome)
+        told = in_order_of(selection.clients, outcome.of_selected())
         used = aggregation_weights(selection, told.completed, session.clients)
         if weights is not None:
             used = as_floats(weights, "weights")

@@ -130,7 +130,8 @@ class KVib(Policy[KVibState]):
 
     def observe(self, state: KVibState, outcome: Outcome) -> KVibState:
         """Add what the completed updates tell."""
-        told = outcome.completed & ~np.isnan(outcome.update_norm)
+        # The rates are those of this round: a stale update was drawn with another one.
+        told = outcome.completed & ~outcome.stale & ~np.isnan(outcome.update_norm)
         if not told.any():
             return state
         clients = outcome.clients[told]

@@ -6,7 +6,7 @@ losses and describes updates. A model is whatever tree of arrays the engine make
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,10 +17,13 @@ from fedpick.sim.examples import Examples
 from fedpick.sim.hashing import Key
 from fedpick.sim.settings import LocalTraining, ServerStep
 
-__all__ = ["Engine", "Params", "Rounds", "Trainable", "Trained", "Work"]
+__all__ = ["Combine", "Engine", "Params", "Rounds", "Trainable", "Trained", "Work"]
 
 Params = Any
 Float32Array = NDArray[np.float32]
+Combine = Callable[[NDArray[Any], FloatArray], FloatArray | None]
+"""(updates (k, P), weights (k,)) -> (P,): what takes the place of `weights @ updates`; None: there is no step. An
+update that is not finite has the weight 0."""
 
 
 class Work(NamedTuple):
@@ -40,6 +43,8 @@ class Work(NamedTuple):
     """Also describe every update, for a policy that needs it."""
     factors: FloatArray | None = None
     """(k,) what each client multiplies its update by before it sends it; None: 1 for all."""
+    combine: Combine | None = None
+    """How the updates become one; None: as the server step says."""
 
     @property
     def multipliers(self) -> FloatArray:
@@ -98,7 +103,7 @@ class Engine(Protocol):
         ...
 
     def train(self, params: Params, velocity: Params, work: Work) -> Trained:
-        """Train the clients of `work` from `params`, add up weight * update, and take the server step.
+        """Train the clients of `work` from `params`, combine their updates, and take the server step.
 
         An update that is not finite is left out of the sum. Without any weight left, the model stays as it is. It also
         stays if the step would make it infinite or NaN; then all losses, norms and sketches are NaN.

@@ -22,11 +22,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.core.arrays import BoolArray, FloatArray, IntArray
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray, stack_rows
+from fedpick.core.types import Outcome
 
-__all__ = ["StaleRule", "UnderWay", "stale_factors"]
+__all__ = ["REPORTS", "StaleRule", "UnderWay", "stale_factors"]
 
 StaleRule = Literal["refl", "age", "sqrt", "equal"]
+REPORTS = ("loss", "loss_rms", "train_loss", "duration", "update_norm")
 _BETA = 0.35
 
 
@@ -59,13 +61,16 @@ class UnderWay:
     weights: FloatArray
     """(j,) of each update in its own round, had all clients completed."""
     updates: NDArray[np.float32]
-    """(j, P)"""
+    """(j, P); NaN where the client sends NaN."""
+    reports: FloatArray
+    """(j, 5 + s) the fields `REPORTS` of an `Outcome`, then the sketch."""
 
     @classmethod
-    def none(cls) -> UnderWay:
+    def none(cls, num_parameters: int) -> UnderWay:
         """No answer."""
-        nobody, nothing = np.empty(0, np.int64), np.empty(0)
-        return cls(clients=nobody, started=nobody, due=nothing, weights=nothing, updates=np.empty((0, 0), np.float32))
+        nobody, nothing, updates = np.empty(0, np.int64), np.empty(0), np.empty((0, num_parameters), np.float32)
+        reports = np.empty((0, len(REPORTS)))
+        return cls(clients=nobody, started=nobody, due=nothing, weights=nothing, updates=updates, reports=reports)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -79,7 +84,14 @@ class UnderWay:
         if not len(self) or not len(more):
             return self if len(self) else more
         both = {item.name: (getattr(self, item.name), getattr(more, item.name)) for item in fields(self)}
-        return UnderWay(**{name: np.concatenate(arrays) for name, arrays in both.items()})
+        joined = {name: np.concatenate(arrays) for name, arrays in both.items() if name != "reports"}
+        return UnderWay(reports=stack_rows(self.reports, more.reports), **joined)
+
+    def outcome(self, index: int, used: BoolArray) -> Outcome:
+        """What the policy is told of these answers when they come in round `index`; (j,) `used` entered the model."""
+        count = len(REPORTS)
+        reports = dict(zip(REPORTS, self.reports.T[:count], strict=True))
+        return Outcome(index=index, clients=self.clients, completed=used, sketch=self.reports[:, count:], **reports)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """By name, for a checkpoint."""
@@ -87,5 +99,7 @@ class UnderWay:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> UnderWay:
-        """The inverse of `arrays`."""
+        """The inverse of `arrays`. Answers that were saved before they had reports have none."""
+        none = np.full((len(arrays["late/clients"]), len(REPORTS)), np.nan)
+        arrays = {"late/reports": none, **arrays}
         return cls(**{item.name: arrays[f"late/{item.name}"] for item in fields(cls)})

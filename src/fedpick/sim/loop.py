@@ -164,12 +164,12 @@ def _rounds(
         start = time.perf_counter()
         session.tell(outcome)
         deciding += time.perf_counter() - start
-        measured = _measure(simulator, schedule, index)
+        measured, own = _measure(simulator, schedule, index), outcome.of_selected()
         record = RoundRecord(
             index=index,
             selection=selection,
-            outcome=outcome,
-            weights=aggregation_weights(selection, outcome.completed, simulator.clients) * simulator.fresh_share,
+            outcome=own,
+            weights=aggregation_weights(selection, own.completed, simulator.clients) * simulator.fresh_share,
             available=np.ones(len(session.clients), bool) if mask is None else mask,
             counters=simulator.counters,
             seconds=simulator.timings.since(before).plus(Timings(select=deciding)),

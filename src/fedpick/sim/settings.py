@@ -144,9 +144,11 @@ class ServerStep:
         """Whether the step needs the single updates, not only their weighted sum."""
         return self.aggregation != "mean" or self.clip_norms is not None
 
-    def combine(self, updates: NDArray[Any], weights: FloatArray) -> FloatArray:
-        """(P,) what takes the place of `weights @ updates`; all updates with a positive weight are finite."""
-        if self.clip_norms is not None and (weights > 0).any():
+    def combine(self, updates: NDArray[Any], weights: FloatArray) -> FloatArray | None:
+        """(P,) what takes the place of `weights @ updates`; see `fedpick.sim.engine.Combine`."""
+        if not (weights > 0).any():
+            return None
+        if self.clip_norms is not None:
             updates = updates.copy()
             updates[weights > 0] = clip_norms(updates[weights > 0], self.clip_norms)[0]
         return combine(updates, weights, self.aggregation, self.attackers)

@@ -44,18 +44,33 @@ _DURATIONS = ("deadline", "latency", "seconds_per_example", "speed_spread", "jit
 
 
 class _Plan(NamedTuple):
-    """One round before anybody trains: the selection, what goes wrong, and what is left to train."""
+    """One round before training: the selection, what goes wrong, and who trains."""
 
     selection: Selection
     faults: FaultDraw
     expected: BoolArray
     """(k,) which of the selected clients answer in time."""
+    training: BoolArray
+    """(k,) which of them train: those, and the ones whose late answer counts."""
     work: Work
+    """Of the clients that train."""
     seconds: Seconds | None = None
     """What the clients spend their time on; None without devices."""
     ending: Ending | None = None
     arriving: BoolArray | None = None
     """(j,) which of the answers under way come in this round."""
+
+
+class _Exchange(NamedTuple):
+    """The late answers that come in a round, and those that start in it."""
+
+    come: UnderWay
+    used: BoolArray
+    """(j,) which of `come` entered the model."""
+    own: FloatArray
+    """(k,) the weights of the selected clients, had all of them completed."""
+    updates: NDArray[Any]
+    """(l, P) of the selected clients that answer later."""
 
 
 class _Prepared(NamedTuple):
@@ -141,7 +156,7 @@ class Simulator:
         self.clock = 0.0
         self.times: FloatArray | None = None
         """(4, k) of the latest round; see `fedpick.sim.clock`. None without devices."""
-        self.under_way = UnderWay.none()
+        self.under_way = UnderWay.none(self.engine.num_parameters)
         self.stale: FloatArray | None = None
         """(3, j) client, age and weight of the late answers used in the latest round; None: there were none."""
         self.fresh_share = 1.0
@@ -204,11 +219,6 @@ class Simulator:
                 f"Both the devices and the faults say how long clients take. Leave out {twice[0]!r} of the faults; "
                 "the deadline is one of Waiting."
             )
-        if self.waiting.late != "drop" and self.server != ServerStep(lr=self.server.lr):
-            raise InvalidInput(
-                f"Late answers ({self.waiting.late!r}) need the plain server step: leave out everything of the server "
-                "but lr."
-            )
         everybody = np.arange(len(self.clients))
         fastest = float(self._training_seconds(0, everybody, fresh=True).total.min())
         # The jitter of this draw and of another one: hardly ever beyond four standard deviations each.
@@ -244,12 +254,12 @@ class Simulator:
             if Signal.SKETCH in report:
                 plan = plan._replace(work=plan.work._replace(sketch=True))
             losses = np.full((2, len(selection.clients)), np.nan)
-            if report & {Signal.OUTCOME_LOSS, Signal.LOSS_RMS} and plan.expected.any():
-                losses[:, plan.expected] = self._losses_before(plan.work.clients)
-            trained = self._take_prepared(plan) or self._train(plan)
-            if self.waiting.late != "drop":
-                trained = self._with_late_answers(plan, trained)
-            return self._commit(plan, trained, losses, report)
+            if report & {Signal.OUTCOME_LOSS, Signal.LOSS_RMS} and plan.training.any():
+                losses[:, plan.training] = self._losses_before(plan.work.clients)
+            if self.waiting.late == "drop":
+                return self._commit(plan, self._take_prepared(plan) or self._train(plan), losses, report)
+            trained, exchange = self._train_with_late_answers(plan)
+            return self._commit(plan, trained, losses, report, exchange)
 
     def _plan(self, selection: Selection, round: int, faults: bool = True, budget: int | None = None) -> _Plan:
         """Decide what training this selection in this round means; nobody trains yet."""
@@ -263,14 +273,16 @@ class Simulator:
             dropped = draw.dropped | self.attacks.dropped(self.lying[chosen])
             draw = draw._replace(dropped=dropped, duration=np.where(dropped, np.nan, draw.duration))
         expected = ~(draw.dropped | draw.late)
-        seconds = ending = arriving = None
+        training, seconds, ending, arriving = expected, None, None, None
         if self.fleet is not None and faults:
             seconds = self._training_seconds(round, chosen, self._model_received[chosen] != round)
             ending, arriving = self._ending(seconds.total, draw.dropped, budget)
-            expected = ending.in_time
-        work = self._work(round, chosen[expected], poisoned=draw.poisoned[expected])
-        weights = aggregation_weights(selection, expected & ~draw.poisoned, self.clients)[expected]
-        return _Plan(selection, draw, expected, work._replace(weights=weights), seconds, ending, arriving)
+            expected = training = ending.in_time
+            if self.waiting.late != "drop":
+                training = expected | (ending.cut_off & ~draw.dropped)
+        work = self._work(round, chosen[training], poisoned=draw.poisoned[training])
+        weights = aggregation_weights(selection, expected & ~draw.poisoned, self.clients)[training]
+        return _Plan(selection, draw, expected, training, work._replace(weights=weights), seconds, ending, arriving)
 
     def _ending(self, finish: FloatArray, failed: BoolArray, budget: int | None) -> tuple[Ending, BoolArray]:
         """When the round ends, and (j,) which of the answers under way come before that."""
@@ -339,54 +351,36 @@ class Simulator:
         weights = aggregation_weights(plan.selection, completed, self.clients)[plan.expected]
         return np.where(finite, weights, plan.work.weights)
 
-    def _with_late_answers(self, plan: _Plan, trained: Trained) -> Trained:
-        """Add the late answers that come in this round, and start those that will come later."""
-        assert plan.seconds is not None and plan.ending is not None and plan.arriving is not None
-        chosen, everybody = plan.selection.clients, np.ones(len(plan.selection.clients), bool)
-        own = aggregation_weights(plan.selection, everybody, self.clients)
+    def _train_with_late_answers(self, plan: _Plan) -> tuple[Trained, _Exchange]:
+        """Train those in time and those who answer later at once; the step also takes the late answers that come."""
+        assert plan.arriving is not None
         come = self.under_way.where(plan.arriving)
-        self.under_way = self.under_way.where(~plan.arriving)
-        self._count(updates_up=len(come))
-        come = come.where(np.asarray(np.isfinite(come.updates).all(axis=1)))
-        before = np.concatenate([np.ravel(leaf) for leaf in self.engine.leaves(self.params, ())]).astype(np.float64)
-        self.stale, self.fresh_share = None, 1.0
-        if len(come):
-            after = np.concatenate([np.ravel(leaf) for leaf in self.engine.leaves(trained.params, ())])
-            answered = plan.expected.copy()
-            answered[plan.expected] = np.isfinite(trained.norms)
-            size = come.updates.shape[1]  # behind the parameters are buffers, which late answers do not change
-            fresh = (after - before)[:size] / plan.work.server_lr  # the weighted sum of the fresh updates
-            used = aggregation_weights(plan.selection, answered, self.clients).sum()
-            age = self.round - come.started
-            rule = self.waiting.stale_weight
-            stale = come.weights * stale_factors(rule, age, come.updates, fresh / used if used > 0 else None)
-            if plan.selection.renormalize:
-                self.fresh_share = float(own[answered].sum() / (own[answered].sum() + stale.sum()))
-                stale *= (own.sum() if len(own) else 1.0) / (own[answered].sum() + stale.sum())
-            moved = before[:size] + plan.work.server_lr * (self.fresh_share * fresh + stale @ come.updates)
-            moved = np.concatenate([moved, after[size:]])
-            if np.isfinite(moved.astype(np.float32)).all():
-                trained = trained._replace(params=self._model_of(moved), evaluation=None)
-                self.stale = np.stack([come.clients, age, stale])
-        late = plan.ending.cut_off & ~plan.faults.dropped
-        if late.any():
-            work = self._work(self.round, chosen[late], poisoned=plan.faults.poisoned[late])
-            more = UnderWay(
-                clients=chosen[late],
-                started=np.full(int(late.sum()), self.round),
-                due=self.clock + plan.seconds.total[late],
-                weights=own[late],
-                updates=self.engine.updates(self.params, work, None).astype(np.float32),
-            )
-            self.under_way = self.under_way.and_also(more)
-        return trained
+        usable = np.asarray(np.isfinite(come.updates).all(axis=1))
+        old, age = come.where(usable), self.round - come.started[usable]
+        own = aggregation_weights(plan.selection, np.ones(len(plan.expected), bool), self.clients)
+        in_time, mine = plan.expected[plan.training], own[plan.training]
+        later = np.empty((0, 0), np.float32)
+        stale = np.empty(0)
+        self.fresh_share = 1.0
 
-    def _model_of(self, flat: FloatArray) -> Params:
-        """The model of these numbers, in the order of `Engine.leaves`."""
-        leaves = [np.asarray(leaf) for leaf in self.engine.leaves(self.params, ())]
-        pieces = np.split(flat, np.cumsum([leaf.size for leaf in leaves])[:-1])
-        shaped = [piece.reshape(leaf.shape).astype(leaf.dtype) for piece, leaf in zip(pieces, leaves, strict=True)]
-        return self.engine.rebuild(shaped)[0]
+        def combine(updates: NDArray[Any], weights: FloatArray) -> FloatArray | None:
+            nonlocal later, stale
+            later = updates[~in_time]
+            answered = in_time & (weights > 0)
+            fresh, total = mine[answered], float(mine[answered].sum())
+            mean = fresh @ updates[answered] / total if total > 0 else None
+            stale = old.weights * stale_factors(self.waiting.stale_weight, age, old.updates, mean)
+            total += float(stale.sum())
+            if plan.selection.renormalize and total > 0:
+                scale = (own.sum() if len(own) else 1.0) / total
+                self.fresh_share = float(fresh.sum()) / total
+                fresh, stale = fresh * scale, stale * scale
+            return self.server.combine(np.concatenate([updates[answered], old.updates]), np.concatenate([fresh, stale]))
+
+        trained = self.engine.train(self.params, self.velocity, plan.work._replace(combine=combine))
+        taken = not len(trained.norms) or bool(np.isfinite(trained.norms).any())  # else the step was refused
+        self.stale = np.stack([old.clients, age, stale]) if taken and len(old) else None
+        return trained, _Exchange(come, usable & taken, own, later)
 
     def _losses_before(self, clients: IntArray) -> FloatArray:
         """(2, k): mean and root mean square of the per-example losses at the received model."""
@@ -395,37 +389,60 @@ class Simulator:
         squares = segment_means(loss.astype(np.float64) ** 2, bounds[:-1], bounds[1:])
         return np.stack([segment_means(loss, bounds[:-1], bounds[1:]), np.sqrt(squares)])
 
-    def _commit(self, plan: _Plan, trained: Trained, losses: FloatArray, report: frozenset[Signal]) -> Outcome:
+    def _commit(
+        self,
+        plan: _Plan,
+        trained: Trained,
+        losses: FloatArray,
+        report: frozenset[Signal],
+        exchange: _Exchange | None = None,
+    ) -> Outcome:
         """Take the result of a plan, count its messages and go to the next round."""
         chosen, draw = plan.selection.clients, plan.faults
         train_loss, norm = np.full((2, len(chosen)), np.nan)
-        train_loss[plan.expected], norm[plan.expected] = trained.losses, trained.norms
-        completed = plan.expected & np.isfinite(norm)
+        train_loss[plan.training], norm[plan.training] = trained.losses, trained.norms
         sketch = np.full((len(chosen), trained.sketches.shape[1]), np.nan)
-        sketch[completed] = trained.sketches[completed[plan.expected]]
+        sketch[plan.training] = trained.sketches
+        finite = np.isfinite(norm)
+        train_loss[~finite], norm[~finite], sketch[~finite] = np.nan, np.nan, np.nan
         if self.attacks is not None:
             lying = self.lying[chosen]
             losses = np.stack([self.attacks.losses(row, lying, self.round) for row in losses])
             train_loss = self.attacks.losses(train_loss, lying, self.round)
+        completed = plan.expected & finite
         status = self._status(plan, completed)
         cancelled, late = status == Status.CANCELLED, status == Status.LATE
-        kept = late if self.waiting.late != "drop" else np.zeros(len(chosen), bool)  # they answer later
-        answers = int((~draw.dropped & ~cancelled & ~kept).sum())
+        later = plan.training & ~plan.expected
+        answers = int((~draw.dropped & ~cancelled & ~later).sum()) + (0 if exchange is None else len(exchange.come))
         self._count_model(chosen)
         self._count(updates_up=answers, scalars_up=len(report & _NUMBERS) * answers)
+        told = [np.where(plan.expected, values, np.nan) for values in (*losses, train_loss, norm)]
         outcome = Outcome(
             index=self.round,
             clients=chosen,
             completed=completed,
-            loss=losses[0],
-            loss_rms=losses[1],
-            train_loss=np.where(completed, train_loss, np.nan),
+            loss=told[0],
+            loss_rms=told[1],
+            train_loss=told[2],
             duration=self._durations(plan),
-            update_norm=np.where(completed, norm, np.nan),
-            sketch=sketch,
+            update_norm=told[3],
+            sketch=np.where(plan.expected[:, None], sketch, np.nan),
             late=late,
             cancelled=cancelled,
         )
+        if exchange is not None:
+            assert plan.arriving is not None and plan.seconds is not None
+            outcome = outcome.with_stale(exchange.come.outcome(self.round, exchange.used))
+            reports = np.column_stack([*losses, train_loss, plan.seconds.total, norm, sketch])[later]
+            starting = UnderWay(
+                clients=chosen[later],
+                started=np.full(int(later.sum()), self.round),
+                due=self.clock + plan.seconds.total[later],
+                weights=exchange.own[later],
+                updates=exchange.updates.astype(np.float32),
+                reports=reports,
+            )
+            self.under_way = self.under_way.where(~plan.arriving).and_also(starting)
         if plan.seconds is not None and plan.ending is not None:
             self.times = np.stack([*plan.seconds, status.astype(np.float64)])
             self.clock += plan.ending.seconds
@@ -670,7 +687,9 @@ class Simulator:
         self.params, self.velocity = self.engine.rebuild(saved)
         self.round, self.counters = plain["round"], Counters(**plain["counters"])
         self.clock = float(plain.get("clock", 0.0))
-        self.under_way = UnderWay.from_arrays(arrays) if "late/clients" in arrays else UnderWay.none()
+        self.under_way = (
+            UnderWay.from_arrays(arrays) if "late/clients" in arrays else UnderWay.none(self.engine.num_parameters)
+        )
         self._model_received[:] = -1
         self._prepared.clear()
 

@@ -188,6 +188,30 @@ def everybody_fails(policy: AnyPolicy) -> None:
         raise _fail(policy, "it stopped selecting after 20 rounds in which no client completed.")
 
 
+def answers_come_late(policy: AnyPolicy) -> None:
+    """The policy continues to select when some answers come a round after their own."""
+    world = FakeFederation()
+    session = Session(policy, world.clients(), 0)
+    late = np.empty(0, dtype=np.int64)
+    chosen = 0
+    for index in range(40):
+        mask = world.available(index, 20)
+        mask[late] = False  # they are busy
+        selection = session.ask(available=mask, budget=4, measure=world.measure(index, 20))
+        outcome = world.outcome(index, selection)
+        stale = world.outcome(index, Selection(clients=late))
+        slow = outcome.clients % 3 == 0
+        reports: dict[str, Any] = {
+            name: np.where(slow, np.nan, getattr(outcome, name).T).T
+            for name in ("loss", "train_loss", "loss_rms", "sketch")
+        }
+        session.tell(replace(outcome, completed=outcome.completed & ~slow, late=slow, **reports).with_stale(stale))
+        late = outcome.clients[slow]
+        chosen += len(selection.clients)
+    if chosen == 0:
+        raise _fail(policy, "with late answers it never selected a client.")
+
+
 def odd_reports(policy: AnyPolicy) -> None:
     """The policy handles equal, missing and absurd reports. No absurd number enters its state."""
     for reports in ("equal", "silent", "absurd"):
@@ -307,6 +331,7 @@ CHECKS: dict[str, Callable[[AnyPolicy], None]] = {
         nobody_available,
         one_client,
         everybody_fails,
+        answers_come_late,
         odd_reports,
         clients_join,
         dead_clients_are_not_picked_for_ever,

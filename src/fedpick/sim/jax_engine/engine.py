@@ -21,7 +21,7 @@ from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose
 from fedpick.sim import hashing
-from fedpick.sim.engine import Float32Array, Params, Trained, Work
+from fedpick.sim.engine import Combine, Float32Array, Params, Trained, Work
 from fedpick.sim.examples import Examples
 from fedpick.sim.jax_engine import programs
 from fedpick.sim.jax_engine.programs import Cohort, bucket
@@ -42,6 +42,8 @@ SMALL_GROUP_CPU = 10
 costs as much as a client. With unequal steps a batch waits for the longest client, so clients train one by one."""
 ROUNDS_AT_ONCE = 16
 """Rounds of a small model that one program trains at most."""
+_NO_REPORTS = (np.empty(0, np.float32), np.empty(0, np.float32), np.empty((0, 0), np.float32))
+"""Losses, norms and sketches of no client."""
 
 
 class _Piece(NamedTuple):
@@ -205,13 +207,12 @@ class JaxEngine:
 
     def train(self, params: Params, velocity: Params, work: Work) -> Trained:
         """Train the clients of `work` and take the server step."""
+        if work.combine is not None or self.server.robust:
+            return self._train_singly(params, velocity, work, work.combine or self.server.combine)
         if len(work.clients) == 0:
-            nothing = np.empty(0, np.float32)
-            return Trained(params, velocity, nothing, nothing, np.empty((0, 0), np.float32))
+            return Trained(params, velocity, *_NO_REPORTS)
         pieces = self._pieces(work)
         compiled = self._training[pieces[0].group, work.sketch]
-        if self.server.robust:
-            return self._train_robustly(compiled, params, velocity, work, pieces)
         if self.shards == 1:
             x, y, rates = self.x, self.y, np.array([work.lr, work.server_lr], np.float32)
             words, cohort = _words(work.key), pieces[0].cohort
@@ -224,27 +225,34 @@ class JaxEngine:
         reports = [report if finite else np.full_like(report, np.nan) for _, report in parts]
         return Trained(params, velocity, *_in_order(pieces, reports))
 
-    def _train_robustly(
-        self, compiled: _TrainingPrograms, params: Params, velocity: Params, work: Work, pieces: Sequence[_Piece]
-    ) -> Trained:
+    def _train_singly(self, params: Params, velocity: Params, work: Work, combine: Combine) -> Trained:
         """Train the cohort, combine its updates on the host, and take the server step."""
-        call = partial(self._train_piece, compiled.stack, params, _words(work.key), np.float32(work.lr))
-        parts = _in_threads([partial(call, piece.cohort) for piece in pieces])
-        losses, norms, sketches = _in_order(pieces, [report for _, report in parts])
-        updates = np.empty((len(work.clients), self.num_parameters), np.float32)
-        for piece, (rows, _) in zip(pieces, parts, strict=True):
-            updates[piece.places] = np.asarray(rows)[: len(piece.places)]
-        finite = np.isfinite(norms)
-        total = self.server.combine(updates[finite], work.weights[finite]).astype(np.float32)
+        reports, updates = _NO_REPORTS, np.empty((len(work.clients), self.num_parameters), np.float32)
+        if len(work.clients):
+            pieces = self._pieces(work)
+            program = self._training[pieces[0].group, work.sketch].stack
+            call = partial(self._train_piece, program, params, _words(work.key), np.float32(work.lr))
+            parts = _in_threads([partial(call, piece.cohort) for piece in pieces])
+            reports = _in_order(pieces, [report for _, report in parts])
+            for piece, (rows, _) in zip(pieces, parts, strict=True):
+                updates[piece.places] = np.asarray(rows)[: len(piece.places)]
+        total = combine(updates, np.where(np.isfinite(reports[1]), work.weights, 0.0))
+        if total is None:
+            return Trained(params, velocity, *reports)
         leaves, structure = jax.tree.flatten(params)
         cuts = np.cumsum([leaf.size for leaf in leaves])[:-1]
-        shaped = [part.reshape(leaf.shape) for part, leaf in zip(np.split(total, cuts), leaves, strict=True)]
-        counted = np.where(finite, work.weights, 0.0).max(initial=0.0).astype(np.float32)
+        rows = np.split(total.astype(np.float32), cuts)
+        shaped = [row.reshape(leaf.shape) for row, leaf in zip(rows, leaves, strict=True)]
         step = (jax.tree.unflatten(structure, shaped), np.zeros((2, 1), np.float32))
-        params, velocity, taken = compiled.server(params, velocity, [step], [counted[None]], np.float32(work.server_lr))
+        server = self._training[self.group, False].server
+        params, velocity, taken = server(params, velocity, [step], [np.ones(1)], np.float32(work.server_lr))
         if not taken:
-            losses, norms, sketches = (np.full_like(values, np.nan) for values in (losses, norms, sketches))
-        return Trained(params, velocity, losses, norms, sketches)
+            reports = (
+                np.full_like(reports[0], np.nan),
+                np.full_like(reports[1], np.nan),
+                np.full_like(reports[2], np.nan),
+            )
+        return Trained(params, velocity, *reports)
 
     def _train_piece(self, program: Callable[..., Any], params: Params, words: Array, lr: Array, cohort: Cohort) -> Any:
         # Each thread waits for its own program; JAX alone would run the programs one after the other.

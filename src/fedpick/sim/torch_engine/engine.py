@@ -22,7 +22,7 @@ from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose
 from fedpick.sim import hashing
-from fedpick.sim.engine import Float32Array, Trained, Work
+from fedpick.sim.engine import Combine, Float32Array, Trained, Work
 from fedpick.sim.examples import Examples
 from fedpick.sim.settings import LocalTraining, ServerStep
 from fedpick.sim.torch_engine.checks import check_module, labels
@@ -165,26 +165,31 @@ class TorchEngine:
         weights = work.weights.astype(np.float32)
         sketches: list[Any] = []
         total, buffers = self._zeros(), [torch.zeros_like(buffer, dtype=torch.float64) for buffer in params.buffers]
+        combine = work.combine or (self.server.combine if self.server.robust else None)
         received: list[tuple[float, Any]] = []
         for place, answer in enumerate(self._answers(params, work)):
             losses[place], norms[place] = answer.loss, answer.norm
             if work.sketch:
                 sketches.append(_head(answer.update).numpy())
-            if math.isfinite(answer.norm):
-                weight = float(weights[place])
-                if self.server.robust:
-                    received.append((weight, _flat(answer.update)))
-                else:
-                    torch._foreach_add_(total, answer.update, alpha=weight)
+            finite = math.isfinite(answer.norm)
+            weight = float(weights[place]) if finite else 0.0
+            if combine is not None:
+                received.append((weight, _flat(answer.update)))
+            elif finite:
+                torch._foreach_add_(total, answer.update, alpha=weight)
+            if finite:
                 for so_far, buffer in zip(buffers, answer.buffers, strict=True):
                     so_far += weight * buffer.to(torch.float64)
-        if received:
-            total = self._combined(received)
-        usable = np.isfinite(norms)
-        shares = float(weights[usable].sum(dtype=np.float64))
+        shares = float(weights[np.isfinite(norms)].sum(dtype=np.float64))
+        moves = shares > 0
+        if combine is not None:
+            combined = self._combined(combine, received)
+            total, moves = combined or total, combined is not None
         described = np.stack(sketches) if sketches else np.empty((count, 0), np.float32)
-        if shares > 0:
-            mean = tuple(_as(value / shares, old) for value, old in zip(buffers, params.buffers, strict=True))
+        if moves:
+            mean = params.buffers
+            if shares > 0:
+                mean = tuple(_as(value / shares, old) for value, old in zip(buffers, params.buffers, strict=True))
             stepped, moved = self._server_step(params.weights, velocity, total, work.server_lr)
             if all(bool(torch.isfinite(tensor).all()) for tensor in [*stepped, *mean]):
                 params, velocity = Model(stepped, mean), moved
@@ -192,10 +197,13 @@ class TorchEngine:
                 losses, norms, described = (np.full_like(values, np.nan) for values in (losses, norms, described))
         return Trained(params, velocity, losses, norms, described)
 
-    def _combined(self, received: Sequence[tuple[float, Any]]) -> tuple[Tensor, ...]:
-        """What takes the place of the weighted sum of the updates, by the server's robust rule."""
-        rows, weights = np.stack([row for _, row in received]), np.array([weight for weight, _ in received])
-        flat = torch.from_numpy(self.server.combine(rows, weights).astype(np.float32))
+    def _combined(self, combine: Combine, received: Sequence[tuple[float, Any]]) -> tuple[Tensor, ...] | None:
+        """What takes the place of the weighted sum of the updates; None: there is no step."""
+        rows = np.array([row for _, row in received], np.float32).reshape(len(received), self.num_parameters)
+        total = combine(rows, np.array([weight for weight, _ in received]))
+        if total is None:
+            return None
+        flat = torch.from_numpy(total.astype(np.float32))
         sizes = [weight.numel() for weight in self._initial.weights]
         parts = zip(torch.split(flat, sizes), self._initial.weights, strict=True)
         return tuple(part.view(weight.shape) for part, weight in parts)
