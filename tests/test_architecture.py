@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "cli": {
         *("core", "availability", "data", "policies", "sim", "experiments", "report", "testing", "flower", "dashboard"),
-        *("theory", "private", "advice"),
+        *("theory", "private", "advice", "adapter"),
     },
 }
 HEAVY = {"jax", "flwr", "nvflare", "pandas", "matplotlib", "plotly", "sqlalchemy", "ray", "torch", "sklearn"}

@@ -17,6 +17,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.job_config.api import FedJob
 
 import fedpick
+from fedpick.adapter.audit import check
 from fedpick.core import registry
 from fedpick.core.errors import InvalidInput, MissingSignal, TrainingFailed, UnknownName
 from fedpick.nvflare import PolicyController
@@ -118,6 +119,20 @@ def test_a_slow_client_is_asked_less():
     federation.seconds = {"site-2": 99.0}
     federation.run()
     assert [report.round for report in federation.reports if "name:site-2" in report.cohort] == [1, 3, 7]
+
+
+def test_decisions_are_in_the_audit_log(tmp_path):
+    job(audit=str(tmp_path / "audit.jsonl"), exclude=["name:site-2"]).run()
+    found = check(tmp_path / "audit.jsonl")
+    assert (found.rounds, found.sentence) == (2, "")
+    assert "exclude= names name:site-2" in (tmp_path / "audit.jsonl").read_text()
+
+
+def test_long_updates_are_clipped():
+    federation = job(num_rounds=1, clip_norms=1.0)
+    federation.clients["site-4"].target = 1000.0
+    federation.run()
+    assert np.abs(federation._params["w"]).max() < 5
 
 
 def test_eligible_clients_only():

@@ -21,7 +21,7 @@ from fedpick.adapter.arrays import Arrays, count, in_form_of, number
 from fedpick.adapter.driver import Driver
 from fedpick.adapter.members import Members
 from fedpick.adapter.report import Step
-from fedpick.adapter.settings import REPORTS, Settings, refuse_unusable_policy, writable_directory
+from fedpick.adapter.settings import REPORTS, Options, Settings, refuse_unusable_policy, writable_directory
 from fedpick.core import registry
 from fedpick.core.checkpoint import pack, unpack
 from fedpick.core.errors import InvalidInput, MissingDependency, StateFileError, TrainingFailed
@@ -54,6 +54,8 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         state: a directory on the server in which the policy's state and the model are saved after each round, and from
             which they are resumed; created if missing. None saves nothing but the persistor's model.
         eligible: the clients that may take part, as "name:site-1"; None: all may.
+        exclude: the clients that may not.
+        audit: a file on the server to which every decision is appended, see `fedpick audit`; None writes none.
         cooldown: rounds that a client rests after a round for which it was selected.
         max_share: the largest share of all rounds for which a client is selected, rounded up to whole rounds.
         min_clients: start a round once this many clients are there ...
@@ -63,6 +65,7 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         quorum: go on after this share of the cohort (with overcommit: of the budget) has answered.
         probe_timeout: seconds that clients have to answer a question for a loss.
         train_timeout: seconds that clients have to train. A late client counts as failed, and as busy until it answers.
+        clip_norms: scale down updates that are longer than this many times the median length in the cohort; None: none.
         reports: Outcome field -> key in the metrics, or the meta, of a result; "eval_loss" is that of a validation.
         sketch: how the server describes an update, for policies that learn from it: "head" or "count-sketch".
         guard: what the session does about reports that may be false: "off", "mild" or "strict".
@@ -80,6 +83,8 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         seed: int = 0,
         state: str | None = None,
         eligible: Sequence[str] | None = None,
+        exclude: Sequence[str] = (),
+        audit: str | None = None,
         cooldown: int = 0,
         max_share: float = 1.0,
         min_clients: int = 1,
@@ -89,6 +94,7 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         quorum: float = 1.0,
         probe_timeout: float = 60.0,
         train_timeout: float = 3600.0,
+        clip_norms: float | None = None,
         reports: Mapping[str, str] | None = None,
         sketch: str = "head",
         guard: str = "mild",
@@ -102,12 +108,9 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         for name, value in given.items():
             setattr(self, name, value)
         self.num_rounds = whole("PolicyController", "num_rounds", 1, value=num_rounds)
-        shared = [
-            *("budget", "seed", "eligible", "cooldown", "max_share", "min_clients", "wait", "ready_timeout"),
-            *("overcommit", "quorum", "probe_timeout", "train_timeout", "sketch", "guard"),
-        ]
+        shared = {name: value for name, value in given.items() if name in Options.__annotations__ and name != "reports"}
         self._settings = Settings(
-            **{name: given[name] for name in shared},
+            **shared,
             reports={**REPORTS, "eval_loss": "loss"} if reports is None else reports,
             probe="evaluate",
             caller="PolicyController",
@@ -278,6 +281,8 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
 
 class _Members(Members):
     """The clients of a job, by the token that each has until it connects anew."""
+
+    newest_counts = True  # NVFlare authenticates names
 
     @property
     def labels_hint(self) -> str:

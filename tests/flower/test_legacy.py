@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from flwr.server.server import Server
 from flwr.serverapp import strategy as newer
 
 import fedpick
-from fedpick.core.errors import InvalidInput, MissingSignal
+from fedpick.core.errors import InvalidInput, MissingSignal, TrainingFailed
 from fedpick.core.policy import Signal
 from fedpick.flower import legacy, with_policy
 from tests.flower.fake_grid import UNIFORM
@@ -183,3 +184,19 @@ def test_a_strategy_that_samples_by_itself_is_refused():
     strategy = legacy.with_policy(Own(initial_parameters=zeros()), UNIFORM)
     with pytest.raises(InvalidInput, match="Own instructs 1 clients to fit, not the 3"):
         start(strategy, clients(3), rounds=1)
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_run_without_training_ends_with_an_error(good):
+    members = clients(3)
+    for member in members:
+        member.result = None if good else [np.full(3, np.nan)]
+    record = Recorded()
+    server = legacy.server_of(legacy.with_policy(fedavg(), UNIFORM, record=record))
+    for member in members:
+        server.client_manager().register(member)
+    with nullcontext() if good else pytest.raises(TrainingFailed, match="None of 2 rounds changed the model"):
+        server.fit(2, None)
+    assert record.calls[-1][0] == "end"
+    with pytest.raises(InvalidInput, match="server_of needs a strategy made by"):
+        legacy.server_of(fedavg())

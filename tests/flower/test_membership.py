@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
@@ -87,16 +89,76 @@ def test_a_node_that_does_not_say_who_it_is_comes_in_when_it_does():
     assert describe_queries(grid).count(slow_id) == 1  # the old question was answered, no new one was needed
 
 
-def test_nodes_with_one_identity_are_one_client_for_which_the_newest_speaks(caplog):
-    grid = FakeGrid({1: FakeNode(0), 2: FakeNode(1), 3: FakeNode(1)})
+def test_a_claim_of_an_identity_that_another_node_has_is_refused(caplog):
+    grid = FakeGrid({1: FakeNode(0), 2: FakeNode(1), 3: FakeNode(1, num_examples=10**6)})
     strategy = with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), seed=0)
     start(strategy, grid, rounds=2)
-    assert strategy.roster.node_of == {0: 1, 1: 3}
-    assert "both online as 'partition:1'" in caplog.text
-    assert sorted(describe_queries(grid)) == [1, 2, 3]
-    grid.nodes[3].mode = "gone"
-    start(strategy, grid, rounds=1)
     assert strategy.roster.node_of == {0: 1, 1: 2}
+    assert strategy.roster.num_examples == [10, 10]  # what it says of the other is not taken
+    assert "Node 3 claims to be partition:1, but node 2 has this identity and is online" in caplog.text
+    assert [(row.identity, row.node, row.status) for row in strategy.standings] == [
+        ("partition:0", "1", "member"),
+        ("partition:1", "2", "member"),
+        ("partition:1", "3", "refused"),
+    ]
+    grid.nodes[4] = FakeNode(0)  # nor does a newcomer get the identity of a node that is online
+    start(strategy, grid, rounds=2)
+    assert strategy.roster.node_of == {0: 1, 1: 2} and grid.nodes[4].trained == grid.nodes[3].trained == 0
+    evaluated = {m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "evaluate"}
+    assert evaluated == {1, 2}
+    assert sorted(describe_queries(grid)) == [1, 2, 3, 4]
+    grid.nodes[2].mode = "gone"
+    start(strategy, grid, rounds=2)
+    assert strategy.roster.node_of == {0: 1, 1: 3}
+
+
+class NamedGrid(FakeGrid):
+    """A grid with authenticated nodes: node id -> registered name."""
+
+    def __init__(self, nodes, names):
+        super().__init__(nodes)
+        self.names = names
+
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=node, name=self.names.get(node, "")) for node in self.get_node_ids()]
+
+
+def test_the_registered_name_counts_and_claims_of_partitions_do_not(caplog):
+    nodes = {9: FakeNode(0), 8: FakeNode(0), 1: FakeNode(0), 2: FakeNode(5)}
+    grid = NamedGrid(nodes, {9: "clinic-a", 8: "clinic-b"})
+    seen = {}
+
+    def eligible(info, reported):
+        return seen.setdefault(info.node_id, True)
+
+    strategy = with_policy(flower.FedAvg(), UNIFORM, eligible=eligible)
+    start(strategy, grid, rounds=2)
+    assert strategy.roster.keys == ["name:clinic-a", "name:clinic-b", "partition:5"]
+    assert "name:clinic-a claims to be partition:0, which node 8 is: the claim is refused" in caplog.text
+    assert "Node 1 claims to be partition:0, but node 8 has this identity" in caplog.text  # it has no name
+    why = {row.identity: row.why for row in strategy.standings if row.status == "member"}
+    assert why["name:clinic-a"] == "registered under this name"
+    assert why["partition:5"] == "its own report, without proof"
+
+
+def test_two_nodes_with_one_registered_name_are_not_one_client(caplog):
+    """Flower lets an operator register two keys under one name."""
+    grid = NamedGrid({1: FakeNode(0), 2: FakeNode(1)}, {1: "clinic", 2: "clinic"})
+    strategy = with_policy(flower.FedAvg(), UNIFORM)
+    start(strategy, grid, rounds=1)
+    assert strategy.roster.keys == ["name:clinic"] and strategy.roster.node_of == {0: 1}
+    assert "Node 2 claims to be name:clinic" in caplog.text
+
+
+def test_excluded_clients_take_no_part_and_the_table_says_why():
+    strategy = with_policy(flower.FedAvg(), UNIFORM, exclude=["partition:1", "partition:9"])
+    start(strategy, grid := federation(3), rounds=2)
+    assert strategy.roster.keys == ["partition:0", "partition:2"]
+    assert {
+        grid.nodes[m.metadata.dst_node_id].partition for m in grid.sent if m.metadata.message_type != "query.fedpick"
+    } == {0, 2}
+    (row,) = [row for row in strategy.standings if row.status != "member"]
+    assert (row.identity, row.status, row.why) == ("partition:1", "excluded", "exclude= names partition:1")
 
 
 def test_a_killed_node_that_still_counts_as_online_is_no_second_client():
@@ -107,7 +169,10 @@ def test_a_killed_node_that_still_counts_as_online_is_no_second_client():
     grid.nodes[9] = FakeNode(1)  # the same client, restarted
     start(strategy, grid, rounds=2)
     assert strategy.roster.keys == ["partition:0", "partition:1"]
-    assert strategy.roster.node_of[1] == 9
+    assert strategy.roster.node_of[1] == 2
+    grid.nodes[2].mode = "gone"
+    start(strategy, grid, rounds=2)
+    assert strategy.roster.node_of[1] == 9 and grid.nodes[9].trained > 0
 
 
 def test_a_client_that_is_late_with_an_answer_or_an_evaluation_is_busy_too():
@@ -342,7 +407,7 @@ class SlowGrid(FakeGrid):
 
 
 def test_clients_that_are_slow_to_start_are_waited_for_and_no_round_is_spent(caplog):
-    grid, reports = SlowGrid(federation(12).nodes, pulls=12), []
+    grid, reports = SlowGrid(federation(12).nodes, pulls=7), []
     strategy = with_policy(flower.FedAvg(), UNIFORM, budget=3, progress=reports.append, wait=0.05, probe_timeout=0.01)
     start(strategy, grid, rounds=5)
     assert [len(report.completed) for report in reports if report.over] == [3] * 5
@@ -465,7 +530,9 @@ def test_clients_that_are_not_eligible_take_no_part(caplog):
     assert strategy.roster.keys == ["partition:3", "partition:4", "partition:5"]
     reached = {m.metadata.dst_node_id for m in grid.sent if not m.metadata.message_type.startswith("query")}
     assert {grid.nodes[node].partition for node in reached} == {3, 4, 5}  # evaluation included
-    assert len(describe_queries(grid)) == 6 and "partition:2 is not eligible" in caplog.text
+    assert (
+        len(describe_queries(grid)) == 6 and "partition:2 takes no part: the eligible function says so" in caplog.text
+    )
 
 
 def test_a_list_of_identities_admits_these_clients_only():

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
+from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 
 import fedpick
+from fedpick.adapter.settings import Options, Settings
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.flower import with_policy
 from tests.flower.fake_grid import UNIFORM, federation, start
@@ -55,6 +60,8 @@ def test_a_policy_is_a_policy(policy, message):
         *(("seed", value) for value in (-1, 1.5, None)),
         *(("weights", value) for value in ("examples", None, ["policy"])),
         *(("record", value) for value in ("results.sqlite", 3)),
+        *(("exclude", value) for value in ("partition:1", ["clinic"], 3, None)),
+        *(("clip_norms", value) for value in (0.0, -1, float("nan"), "2")),
         *(("cooldown", value) for value in (-1, 1.5, None)),
         *(("max_share", value) for value in (0.0, 1.5, "half")),
         *(("quorum", value) for value in (0.0, 1.2, None)),
@@ -148,3 +155,13 @@ def test_a_budget_may_be_a_fraction_of_the_ready_clients(budget, size):
     strategy = with_policy(flower.FedAvg(), UNIFORM, budget=budget)
     start(strategy, federation(12), rounds=2)
     assert [len(selection.clients) for selection in strategy.history] == [size, size]
+
+
+def test_the_options_of_both_apis_are_written_once():
+    """Their names and types are in Options, their defaults in Settings."""
+    own = {"path", "probe", "caller", "log"}
+    assert {field.name for field in fields(Settings)} - own == set(Options.__annotations__)
+    described = re.findall(r"^ {4}(\w+): ", inspect.getdoc(with_policy).partition("options:")[2], re.MULTILINE)
+    assert set(described) == set(Options.__annotations__)
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "flower.md").read_text()
+    assert all(f"\n| `{name}` |" in guide for name in Options.__annotations__)

@@ -19,6 +19,7 @@ __all__ = [
     "SketchFunction",
     "all_finite",
     "apply_updates",
+    "clipped",
     "count",
     "difference",
     "head",
@@ -27,7 +28,7 @@ __all__ = [
     "number",
     "scaled",
     "sketches",
-    "squared_norm",
+    "update_norm",
 ]
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -40,6 +41,8 @@ _LOG = logging.getLogger("fedpick")
 _LARGEST_COUNT = 2.0**53
 """A larger count is absurd. Sums of millions of counts below it are finite."""
 _SKETCH_SIZE = 512
+_BLOCK = 2**16
+"""Numbers of an array that stay in the cache while the norm is computed."""
 _REAL = "biuf"
 """NumPy's kinds of real numbers: bool, int, unsigned, float."""
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -144,10 +147,29 @@ def apply_updates(
     return result
 
 
-def squared_norm(update: Arrays) -> float:
-    """The squared Euclidean norm of an update; infinite where it overflows."""
-    with np.errstate(over="ignore"):
-        return sum(float(np.sum(np.square(array, dtype=np.float64))) for array in update.values())
+def update_norm(new: Arrays, model: Arrays) -> float:
+    """The length of the update new - model, without counts and other integers; infinite where it overflows."""
+    square = 0.0
+    for name in [name for name, array in model.items() if array.dtype.kind == "f"] or list(model):
+        one, other = new[name].ravel(), model[name].ravel()
+        for start in range(0, len(one), _BLOCK):
+            with np.errstate(over="ignore"):
+                step = np.subtract(one[start : start + _BLOCK], other[start : start + _BLOCK], dtype=np.float64)
+                square += float(step @ step)
+    return math.sqrt(square)
+
+
+def clipped(new: Arrays, model: Arrays, factor: float) -> Arrays:
+    """model + factor x (new - model) for a factor from 0 to 1, between the two in every array; integers as in `new`.
+
+    Statistics are scaled too: a part of the way to a valid variance is a valid variance.
+    """
+    return {
+        name: ((1 - factor) * before + factor * new[name]).astype(before.dtype)
+        if before.dtype.kind == "f"
+        else new[name]
+        for name, before in model.items()
+    }
 
 
 def sketches(

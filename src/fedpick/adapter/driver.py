@@ -11,10 +11,11 @@ An adapter sends the messages of its framework and hands what came back to the `
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,26 +26,34 @@ from fedpick.adapter.arrays import (
     Arrays,
     all_finite,
     apply_updates,
+    clipped,
     difference,
     head,
     number,
     scaled,
     sketches,
-    squared_norm,
+    update_norm,
 )
-from fedpick.adapter.members import ROSTER_FILE, Node, Roster
+from fedpick.adapter.audit import AuditLog, open_log
+from fedpick.adapter.members import ROSTER_FILE, Node, Roster, Standing
 from fedpick.adapter.report import RoundProgress
 from fedpick.adapter.settings import PROVIDES, Settings
+from fedpick.core import registry
 from fedpick.core.errors import InvalidInput, StateFileError
+from fedpick.core.guard import guard_of
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.record import Counters, RoundRecord, Timings
 from fedpick.core.rng import Purpose, stream
+from fedpick.core.robust import clip_factors
 from fedpick.core.sampling import sample_uniform
 from fedpick.core.session import SESSION_FILE, Session
 from fedpick.core.types import Clients, Outcome, Probe, Selection
 from fedpick.core.writing import claim
 
 __all__ = ["Driven", "Driver", "Questions"]
+
+
+_COMPARED = {Signal.LOSS, Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.LOSS_RMS, Signal.UPDATE_NORM, Signal.SKETCH}
 
 
 class Questions(Protocol):
@@ -90,8 +99,21 @@ class Driver:
         self._warned: set[str] = set()
         self._due: RoundRecord | None = None  # not recorded yet: its evaluation is still to come
         self._recording = False
+        self._probes: list[dict[str, Any]] = []  # what the policy asked in this round, and the answers
         if settings.path is not None:
             self._resume(settings.path)
+        # The guard compares losses with the norms of updates, which are the server's own measurement.
+        self._compares = guard_of(settings.guard).cut and bool(policy.needs & _COMPARED)
+        self._audit = None if settings.audit is None else open_log(settings.audit, settings.log)
+        if self._audit is not None:
+            self._audit.write(
+                "open",
+                policy=registry.name_of(policy) or type(policy).__name__,
+                parameters=registry.parameters(policy),
+                seed=settings.seed,
+                guard=asdict(guard_of(settings.guard)),
+                next_round=self.round + 1,
+            )
 
     def _resume(self, path: Path) -> None:
         """Load the saved session and roster. A roster without a session is loaded only to refuse a foreign file."""
@@ -124,6 +146,22 @@ class Driver:
         self.flush()
         self.progress.start()
 
+    @property
+    def standings(self) -> list[Standing]:
+        """Who takes part, who does not, and why: one row for every node that was seen."""
+        rows = []
+        credibility = None if self.session is None else self.session.credibility
+        for node, row in self.roster.standings.items():
+            index = self.roster.index_of_node.get(node)
+            if index is not None and credibility is not None and index < len(credibility) and credibility[index] < 0.5:
+                why = f"its reports are not credible ({credibility[index]:.2f})"
+                row = replace(row, status="distrusted", why=why)
+            elif index is not None and self.roster.rests_until[index] > self.round:
+                why = f"nearly missed deadlines; rests until round {self.roster.rests_until[index] + 1}"
+                row = replace(row, status="slow", why=why)
+            rows.append(row)
+        return sorted(rows, key=lambda row: (row.identity, row.node))
+
     def choose(self, ready: NDArray[np.bool_], model: Arrays, questions: Questions) -> Selection:
         """Let the policy choose among the ready clients."""
         settings, clients = self.settings, self.roster.clients()
@@ -152,6 +190,8 @@ class Driver:
             asked = time.monotonic()
             values = self._measure(probe, model, questions)
             self._seconds["measure"] += time.monotonic() - asked
+            if self._audit is not None:
+                self._probes.append(self._probe_line(probe, values))
             return values
 
         selection = self.session.ask(available=available, budget=settings.asked(limit), measure=measure)
@@ -166,8 +206,37 @@ class Driver:
         if available.any() and not len(selection.clients):
             settings.log.warning("The policy chose none of %d ready clients.", np.count_nonzero(available))
         names = self.roster.names(np.flatnonzero(available)) if self.progress.wants_names else []
+        if self._audit is not None:
+            self._write_choice(self._audit, selection, available, settings.asked(limit))
         self.progress.chosen(self.round + 1, names, self.roster.names(selection.clients))
         return selection
+
+    def _probe_line(self, probe: Probe, values: NDArray[np.float64]) -> dict[str, Any]:
+        trial = None if probe.trial is None else self.roster.names(probe.trial.clients)
+        answers: Any = values if values.ndim == 1 else {"sha256": _sha256(values)}
+        clients = self.roster.names(probe.clients)
+        return {"signal": probe.signal.value, "trial": trial, "clients": clients, "values": answers}
+
+    def _write_choice(
+        self, audit: AuditLog, selection: Selection, available: NDArray[np.bool_], budget: int | None
+    ) -> None:
+        """Write who came, and who was chosen and why, to the audit log."""
+        if self.roster.news:
+            audit.write("members", changes=[asdict(standing) for standing in self.roster.news])
+        there = self.roster.names(np.flatnonzero(available))
+        audit.write(
+            "choice",
+            round=self.round + 1,
+            seed=self.settings.seed,
+            budget=budget,
+            available=there if len(there) <= _LISTED else {"count": len(there), "sha256": _sha256(available)},
+            reports=self._probes,
+            cohort=self.roster.names(selection.clients),
+            weights=selection.weights,
+            renormalize=selection.renormalize,
+            diagnostics=self.history[-1].diagnostics,
+        )
+        self.roster.news, self._probes = [], []
 
     def _measure(self, probe: Probe, model: Arrays, questions: Questions) -> NDArray[np.float64]:
         if probe.signal is Signal.UPDATE:
@@ -205,9 +274,8 @@ class Driver:
             for name, key in self.settings.reports.items()
             if name != "eval_loss"
         }
-        if Signal.UPDATE_NORM in self.policy.needs:
-            squares = [np.nan if new is None else squared_norm(difference(new, model)) for new in trained]
-            reports["update_norm"] = np.sqrt(np.array(squares, dtype=np.float64))
+        if Signal.UPDATE_NORM in self.policy.needs or self._compares:
+            reports["update_norm"] = _norms(trained, model)
         if Signal.SKETCH in self.policy.needs:
             how = self.settings.sketch
             part = head(model, self.settings.buffers) if how == "head" else model
@@ -224,13 +292,13 @@ class Driver:
         w + c (w_i - w): the mean is then w + sum of a_i (w_i - w). An update that overflows when it is scaled counts as
         failed, which may change the weights of the others: `trained` and `wrong` say so afterwards.
         """
-        clients = self.roster.clients()
+        clients, changed = self.roster.clients(), self._clip(model, trained)
         while True:
             completed = np.array([new is not None for new in trained], dtype=bool)
             weights = self.settings.aggregation_weights(selection, completed, clients)
             total = float(weights.sum())
             if not self.settings.use_weights or not total > 0 or abs(total - 1.0) <= 1e-12:
-                return weights, {}
+                return weights, changed
             stretched = {
                 place: scaled(new, model, total, self.settings.buffers)
                 for place, new in enumerate(trained)
@@ -243,10 +311,27 @@ class Driver:
                 trained[place] = None
                 wrong[place] = "its update, times the sum of the policy's weights, is not finite"
 
+    def _clip(self, model: Arrays, trained: list[Any]) -> dict[int, Arrays]:
+        """Shorten the longest updates, in `trained` and as position -> model."""
+        if self.settings.clip_norms is None:
+            return {}
+        norms = _norms(trained, model)
+        there = np.flatnonzero(~np.isnan(norms))
+        factors = clip_factors(norms[there], self.settings.clip_norms)
+        cut = {int(place): factor for place, factor in zip(there, factors.tolist(), strict=True) if factor < 1}
+        changed = {place: clipped(trained[place], model, factor) for place, factor in cut.items()}
+        for place, new in changed.items():
+            trained[place] = new
+        if cut and self.selection is not None:
+            names = self.roster.names(self.selection.clients[list(cut)])
+            self.settings.log.info("Clipped updates: %s.", ", ".join(names))
+        return changed
+
     def aggregate(
-        self, selection: Selection, model: Arrays, trained: Sequence[Arrays | None]
+        self, selection: Selection, model: Arrays, trained: list[Any]
     ) -> tuple[dict[str, NDArray[Any]] | None, NDArray[np.float64]]:
         """The new model, None if there is no step, and (k,) the weights: for adapters without a strategy."""
+        self._clip(model, trained)
         completed = np.array([new is not None for new in trained], dtype=bool)
         weights = self.settings.aggregation_weights(selection, completed, self.roster.clients())
         if not weights.sum() > 0:
@@ -261,9 +346,9 @@ class Driver:
         return None, weights
 
     def evaluators(self, online: Iterable[Node], *, fraction: float, least: int) -> list[Node]:
-        """A seeded sample of these nodes for an evaluation; of eligible ones, if not all are."""
-        members = self.roster.index_of_node
-        nodes = [node for node in online if self.settings.eligible is None or node in members]
+        """A seeded sample of these nodes for an evaluation, without those that take no part."""
+        members, everybody = self.roster.index_of_node, self.settings.eligible is None and not self.settings.exclude
+        nodes = [n for n in online if n in members or (everybody and n not in self.roster.standings)]
         order = sorted(nodes, key=lambda node: (members.get(node, len(self.roster.keys)), node))
         size = min(max(int(len(order) * fraction), least), len(order))
         if fraction == 0.0 or size == 0:
@@ -329,6 +414,8 @@ class Driver:
         outcome = Outcome(index=index, clients=chosen, completed=completed, **reports)
         self.session.tell(outcome)
         self.selection = None
+        if self._audit is not None:  # before the state is saved, which must not be ahead of the log
+            self._write_outcome(self._audit, outcome, weights)
         self.roster.note_selected(selection.clients, outcome.index)
         self._warn_of_missing_reports(outcome)
         if self.settings.record is not None:
@@ -346,6 +433,26 @@ class Driver:
         else:
             self._save()
         self.progress.finish(completed.tolist(), missed.tolist())
+
+    def _write_outcome(self, audit: AuditLog, outcome: Outcome, weights: NDArray[np.float64] | None) -> None:
+        """Write who completed, with which reports and weights, to the audit log."""
+        reports: dict[str, Any] = {
+            name: values
+            for name in ("loss", "train_loss", "loss_rms", "duration", "update_norm")
+            if not np.isnan(values := getattr(outcome, name)).all()
+        }
+        if outcome.sketch.size:
+            reports["sketch"] = {"sha256": _sha256(outcome.sketch)}
+        audit.write(
+            "outcome",
+            round=outcome.index + 1,
+            cohort=self.roster.names(outcome.clients),
+            completed=outcome.completed,
+            late=outcome.late | outcome.cancelled,
+            weights=weights,
+            reports=reports,
+        )
+        audit.note()
 
     def _durations(
         self, selection: Selection, missed: NDArray[np.bool_], told: NDArray[np.float64] | None
@@ -413,9 +520,27 @@ class Driven:
         return self._driver.roster
 
     @property
+    def standings(self) -> list[Standing]:
+        """Who takes part, who does not, and why: one row for every node that was seen."""
+        return self._driver.standings
+
+    @property
     def history(self) -> list[Selection]:
         """The selections of this process's rounds, without arrays in their diagnostics."""
         return self._driver.history
+
+
+def _norms(trained: Sequence[Arrays | None], model: Arrays) -> NDArray[np.float64]:
+    """(k,) the lengths of the updates; NaN for a client without one."""
+    return np.array([math.nan if new is None else update_norm(new, model) for new in trained], dtype=np.float64)
+
+
+_LISTED = 1000
+"""An audit log names at most this many available clients per round; of more it holds a hash."""
+
+
+def _sha256(array: NDArray[Any]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def _same_table(old: Clients, new: Clients) -> bool:

@@ -32,7 +32,7 @@ from fedpick.core.errors import MissingSignal, StateFileError, TrainingFailed
 from fedpick.core.types import Clients
 from fedpick.core.writing import write_atomically
 
-__all__ = ["ROSTER_FILE", "Members", "Node", "Roster"]
+__all__ = ["ROSTER_FILE", "Members", "Node", "Roster", "Standing"]
 
 Node = Any
 """What the framework talks to: an int or a str."""
@@ -78,6 +78,28 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
 """Field of a description -> (its reader, which returns None for an unusable value; what it must be, in words)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Whether a node takes part, as which client, and why."""
+
+    identity: str
+    """As in the log: "name:clinic-a", "partition:7", ..."""
+    node: str
+    status: str
+    """"member"; "excluded": the server's settings say so; "refused": another node has this identity; of members also
+    "distrusted": by the guard; "slow": it rests."""
+    why: str
+
+
+_PROOFS = {
+    "name": "registered under this name",
+    "key": "the key function says so",
+    "partition": "its own report, without proof",
+    "node": "known by its node id alone",
+}
+"""Kind of an identity -> why a client has it."""
+
+
 @dataclass
 class Roster:
     """Keys in the order of their index, what is known of each client, and the node that each client has now."""
@@ -99,6 +121,16 @@ class Roster:
     index_of_node: dict[Node, int] = field(default_factory=dict)
     replaced: dict[Node, int] = field(default_factory=dict)
     """Node -> the client that has another node now."""
+    standings: dict[Node, Standing] = field(default_factory=dict)
+    news: list[Standing] = field(default_factory=list)
+    """Standings since the last choice."""
+
+    def note_standing(self, node: Node, identity: str, status: str, why: str) -> None:
+        """Note who a node is, and whether it takes part."""
+        standing = Standing(identity=identity, node=str(node), status=status, why=why)
+        if self.standings.get(node) != standing:
+            self.standings[node] = standing
+            self.news.append(standing)
 
     def knows(self, node: Node, online: Collection[Node]) -> bool:
         """Whether the node is a client's, or was until a node with the same key came that is still online."""
@@ -106,13 +138,9 @@ class Roster:
             return True
         return node in self.replaced and self.node_of[self.replaced[node]] in online
 
-    def admit(self, described: Mapping[Node, tuple[str, Mapping[str, Any]]]) -> list[tuple[Node, Node]]:
-        """Add nodes: node -> (key, usable fields). Sorted by key, so that the order of arrival does not matter.
-
-        Returns (old node, new node) for every client that had another node before.
-        """
+    def admit(self, described: Mapping[Node, tuple[str, Mapping[str, Any]]]) -> None:
+        """Add nodes: node -> (key, usable fields). Sorted by key, so that the order of arrival does not matter."""
         known = {key: index for index, key in enumerate(self.keys)}
-        replacements: list[tuple[Node, Node]] = []
         for node, (key, fields) in sorted(described.items(), key=lambda item: (_natural(item[1][0]), item[0])):
             if key not in known:
                 known[key] = len(self.keys)
@@ -131,11 +159,9 @@ class Roster:
             if (old := self.node_of.get(index)) is not None and old != node:
                 self.index_of_node.pop(old, None)
                 self.replaced[old] = index
-                replacements.append((old, node))
             self.replaced.pop(node, None)
             self.node_of[index] = node
             self.index_of_node[node] = index
-        return replacements
 
     def clients(self) -> Clients:
         """The table for the policy; an unknown size is the mean of the known ones."""
@@ -308,6 +334,7 @@ class Members:
         """Client index -> what identifies the answer that is due."""
         self.settings = settings
         self.ineligible: set[Node] = set()
+        self._holders: dict[str, Node] = {}  # identity -> the node that has it
         self._labels_for = labels_for
         self._ambiguous: set[str] = set()  # keys that the user's function gave to several nodes at once
         self._odd: set[int] = set()  # indices of clients whose histogram has an odd width
@@ -399,8 +426,9 @@ class Members:
         }
         keys = self._keys_of(described)
         for node, (info, fields) in described.items():
-            if not self._is_eligible(keys[node], info, fields):
-                self.settings.log.info("%s is not eligible, and takes no part.", keys[node])
+            if why := self._why_excluded(keys[node], info, fields):
+                self.settings.log.info("%s takes no part: %s.", keys[node], why)
+                self.roster.note_standing(node, keys[node], "excluded", why)
                 self.ineligible.add(node)
                 del usable[node]
         for node, names in unusable.items():
@@ -408,27 +436,69 @@ class Members:
         if self._labels_for is None:
             for fields in usable.values():
                 fields.pop("label-histogram", None)
-        for old, new in self.roster.admit({node: (keys[node], fields) for node, fields in usable.items()}):
-            if old in online:
-                self.settings.log.warning(
-                    "Nodes %s and %s are both online as %r. Node %s is used, the other one is left out. "
-                    "Give each client its own key or partition id.",
-                    *(old, new, keys[new], new),
-                )
+        refused = {} if self.newest_counts else self._refuse_claims(keys, usable, online)
+        self.roster.admit({node: (keys[node], fields) for node, fields in usable.items()})
+        for node, holder in refused.items():  # asked again when the holder is gone
+            self.roster.replaced[node] = self.roster.index_of_node[holder]
+        for node in usable:
+            self.roster.note_standing(node, keys[node], "member", _PROOFS[keys[node].partition(":")[0]])
         for node in usable:  # after a restart the answer to an old message never comes
             self.busy.pop(self.roster.index_of_node.get(node, -1), None)
         self._warn_of_odd_histograms()
 
-    def _is_eligible(self, key: str, info: Any, fields: Mapping[str, Any]) -> bool:
+    newest_counts = False
+    """Whether a node may take the identity of another that is online: only where the framework proves who it is."""
+
+    def _refuse_claims(
+        self, keys: Mapping[Node, str], usable: dict[Node, dict[str, Any]], online: Collection[Node]
+    ) -> dict[Node, Node]:
+        """Remove the nodes that claim the identity of another that is online: -> node -> the holder.
+
+        A registered node keeps its name, and loses a partition id that another node has. Registered nodes come first,
+        so that no claim precedes them.
+        """
+        refused: dict[Node, Node] = {}
+        for node in sorted(usable, key=lambda node: (not keys[node].startswith("name:"), node)):
+            holder = self._holders.get(keys[node], node)
+            if holder != node and holder in online and (holder in usable or holder in self.roster.index_of_node):
+                refused[node] = holder
+                del usable[node]
+                why = f"node {holder} has this identity and is online"
+                self.settings.log.warning(
+                    "Node %s claims to be %s, but %s: it takes no part. Give each client its own name or partition id.",
+                    *(node, keys[node], why),
+                )
+                self.roster.note_standing(node, keys[node], "refused", why)
+                continue
+            self._holders[keys[node]] = node
+            if self.settings.key is not None or "partition-id" not in usable[node]:
+                continue
+            partition = f"partition:{usable[node]['partition-id']}"
+            holder = self._holders.get(partition, node)
+            if holder != node and holder in online:
+                del usable[node]["partition-id"]
+                self.settings.log.warning(
+                    "%s claims to be %s, which node %s is: the claim is refused.", keys[node], partition, holder
+                )
+            else:
+                self._holders[partition] = node
+        return refused
+
+    def _why_excluded(self, key: str, info: Any, fields: Mapping[str, Any]) -> str:
+        """Why the server's settings leave out a client; empty if they do not."""
+        names = [key, *(f"tag:{tag}" for tag in fields.get("tags", []))]
+        if found := [name for name in names if name in self.settings.exclude]:
+            return f"exclude= names {found[0]}"
         eligible = self.settings.eligible
+        if eligible is None:
+            return ""
         if not callable(eligible):
-            tags = [f"tag:{tag}" for tag in fields.get("tags", [])]
-            return eligible is None or any(name in eligible for name in (key, *tags))
+            return "" if any(name in eligible for name in names) else "eligible= names neither it nor one of its tags"
         try:
-            return bool(eligible(info, fields))
+            return "" if eligible(info, fields) else "the eligible function says so"
         except Exception:  # its input comes from clients: one of them must not end the federation
-            self.settings.log.exception("The eligible function failed for %s, which takes no part.", key)
-            return False
+            self.settings.log.exception("The eligible function failed for %s.", key)
+            return "the eligible function failed for it"
 
     def _keys_of(self, described: Mapping[Node, tuple[Any, Mapping[str, Any]]]) -> dict[Node, str]:
         """Node -> key. Nodes to which the user's function gives one key are identified by their node ids.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +30,7 @@ __all__ = [
     "REPORTS",
     "Eligible",
     "KeyFunction",
+    "Options",
     "Settings",
     "WeightsFunction",
     "refuse_unusable_policy",
@@ -73,9 +74,37 @@ REPORTS: Mapping[str, str] = {
 """Outcome field -> the metric of a train reply that reports it; eval_loss -> the metric of an evaluate reply."""
 
 
+class Options(TypedDict, total=False):
+    """The options of every adapter; `fedpick.flower.with_policy` documents them, `Settings` holds their defaults."""
+
+    budget: float | None
+    seed: int
+    guard: Guard | str
+    key: KeyFunction | None
+    eligible: Eligible | None
+    exclude: Collection[str]
+    audit: str | Path | None
+    cooldown: int
+    max_share: float
+    weights: str | WeightsFunction
+    min_clients: int
+    wait: float
+    ready_timeout: float
+    overcommit: float
+    quorum: float
+    probe_timeout: float
+    train_timeout: float
+    clip_norms: float | None
+    reports: Mapping[str, str]
+    sketch: str | SketchFunction
+    buffers: Callable[[str], bool] | None
+    progress: Callable[[RoundReport], None] | None
+    record: Callback | None
+
+
 @dataclass(kw_only=True)
 class Settings:
-    """The arguments of `with_policy`, which documents them; `caller` and `log` are the adapter's own."""
+    """Validated options; `path`, `probe`, `caller` and `log` are the adapter's own."""
 
     budget: float | None = None
     seed: int = 0
@@ -83,6 +112,8 @@ class Settings:
     path: Path | None = None
     key: KeyFunction | None = None
     eligible: Eligible | None = None
+    exclude: Collection[str] = ()
+    audit: str | Path | None = None
     cooldown: int = 0
     max_share: float = 1.0
     weights: str | WeightsFunction = "policy"
@@ -94,6 +125,7 @@ class Settings:
     probe: str = "query"
     probe_timeout: float = 60.0
     train_timeout: float = 3600.0
+    clip_norms: float | None = None
     reports: Mapping[str, str] = field(default_factory=lambda: REPORTS)
     sketch: str | SketchFunction = "head"
     buffers: Callable[[str], bool] | None = None
@@ -139,8 +171,26 @@ class Settings:
                 f"Got {self.weights!r}."
             )
         if self.eligible is not None and not callable(self.eligible):
-            self.eligible = _checked_identities(self.eligible)
+            expected = (
+                "eligible must be a function, eligible(node_info, reported), a list of identities and tags, or None"
+            )
+            if not self.eligible:
+                raise InvalidInput(f"{expected}. Got {self.eligible!r}.")
+            self.eligible = _checked_identities(self.eligible, expected)
+        self.exclude = _checked_identities(self.exclude, "exclude must be a list of identities and tags")
+        if self.clip_norms is not None:
+            self.clip_norms = number(self.caller, "clip_norms", "(0, inf)", value=self.clip_norms)
+        if self.audit is not None and not (isinstance(self.audit, (str, os.PathLike)) and os.fspath(self.audit)):
+            raise InvalidInput(f"audit must be the path of a file, or None to write none. Got {self.audit!r}.")
         self.reports = _checked_reports(self.reports)
+
+    @classmethod
+    def of(cls, options: Options, **own: Any) -> Settings:
+        """The settings of these options; refuse options that do not exist."""
+        if unknown := sorted(set(options) - set(Options.__annotations__)):
+            known = ", ".join(sorted(Options.__annotations__))
+            raise InvalidInput(f"with_policy has no option {unknown[0]!r}. It has: {known}.")
+        return cls(**options, **own)
 
     @property
     def use_weights(self) -> bool:
@@ -180,17 +230,16 @@ _INTERVALS = {
 }
 
 
-def _checked_identities(eligible: Any) -> frozenset[str]:
-    expected = "eligible must be a function, eligible(node_info, reported), a list of identities and tags, or None"
-    if isinstance(eligible, str) or not isinstance(eligible, Collection) or not eligible:
-        raise InvalidInput(f"{expected}. Got {eligible!r}.")
-    for identity in eligible:
+def _checked_identities(identities: Any, expected: str) -> frozenset[str]:
+    if isinstance(identities, str) or not isinstance(identities, Collection):
+        raise InvalidInput(f"{expected}. Got {identities!r}.")
+    for identity in identities:
         if not isinstance(identity, str) or not identity.startswith(_IDENTITIES):
             raise InvalidInput(
                 f"{expected}. They are as in the log, such as 'name:clinic-a', 'partition:7' or 'tag:gpu'. "
                 f"Got {identity!r}."
             )
-    return frozenset(eligible)
+    return frozenset(identities)
 
 
 def _checked_reports(reports: Any) -> dict[str, str]:

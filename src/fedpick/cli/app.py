@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedpick.cli import advise, dashboard, experiments, export, inventory, tune, verify
+from fedpick.cli import advise, audit, dashboard, experiments, export, inventory, tune, verify
 
 __all__ = ["app"]
 
@@ -49,6 +49,7 @@ app.command("report")(experiments.report)
 app.command("export")(export.export)
 app.command("dashboard")(dashboard.dashboard)
 app.command("verify")(verify.verify)
+app.command("audit")(audit.audit)
 app.command("check")(inventory.check)
 app.add_typer(inventory.list_app, name="list")
 app.add_typer(inventory.data_app, name="data")

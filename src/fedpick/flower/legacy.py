@@ -1,8 +1,8 @@
 """with_policy for Flower's older API: strategies of `flwr.server.strategy` with `Client` and `NumPyClient`.
 
-    from fedpick.flower.legacy import with_policy
+    from fedpick.flower.legacy import server_of, with_policy
     strategy = with_policy(FedAvg(...), fedpick.policies.get("pow-d"), budget=10, seed=7)
-    # in server_fn: return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=100))
+    # in server_fn: return ServerAppComponents(server=server_of(strategy), config=ServerConfig(num_rounds=100))
 
 The clients do not change: their `evaluate` answers a policy's questions for losses, and their `get_properties`, if they
 have one, says who they are. Flower's server runs the rounds. It has no place for a time limit or for a round that ends
@@ -18,9 +18,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.common import (
@@ -34,9 +34,11 @@ from flwr.common import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
-from flwr.server.client_manager import ClientManager
+from flwr.server import Server
+from flwr.server.client_manager import ClientManager, SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.criterion import Criterion
+from flwr.server.history import History
 from flwr.server.strategy import Strategy
 from numpy.typing import NDArray
 
@@ -44,20 +46,18 @@ from fedpick.adapter.arrays import Arrays, all_finite, count, in_form_of, number
 from fedpick.adapter.driver import Driven, Driver
 from fedpick.adapter.members import Members, Roster
 from fedpick.adapter.report import Step
-from fedpick.adapter.settings import Settings, refuse_unusable_policy, writable_directory
-from fedpick.core.errors import InvalidInput
+from fedpick.adapter.settings import Options, Settings, refuse_unusable_policy, writable_directory
+from fedpick.core.errors import InvalidInput, TrainingFailed
 from fedpick.core.policy import Policy
 from fedpick.core.types import Selection
 from fedpick.flower.inner import layers, refuse_unsuitable, taking_all
 from fedpick.flower.messages import LOG
 
-__all__ = ["PolicyStrategy", "with_policy"]
-
-_OPTIONS = {item.name for item in fields(Settings)} - {"path", "probe", "caller", "log"}
+__all__ = ["PolicyStrategy", "server_of", "with_policy"]
 
 
 def with_policy(
-    strategy: Strategy, policy: Policy[Any], *, state: str | Path | None = None, **options: Any
+    strategy: Strategy, policy: Policy[Any], *, state: str | Path | None = None, **options: Unpack[Options]
 ) -> PolicyStrategy:
     """Let a policy choose the cohorts, and their weights, of a strategy of Flower's older API.
 
@@ -71,14 +71,46 @@ def with_policy(
     """
     if isinstance(strategy, PolicyStrategy):
         raise InvalidInput("This strategy already has a policy. Wrap the strategy that was first given to with_policy.")
-    if unknown := sorted(set(options) - _OPTIONS):
-        raise InvalidInput(f"with_policy has no option {unknown[0]!r}. It has: {', '.join(sorted(_OPTIONS))}.")
     refuse_unusable_policy(policy)
-    settings = Settings(probe="evaluate", log=LOG, **options)
+    settings = Settings.of(options, probe="evaluate", log=LOG)
     refuse_unsuitable(strategy, type(policy).__name__, use_weights=settings.use_weights, base=Strategy)
     if state is not None:  # last: a call that is refused creates no directory
         settings.path = writable_directory(state)
     return PolicyStrategy(strategy, policy, settings)
+
+
+def server_of(strategy: PolicyStrategy) -> Server:
+    """A server for `ServerAppComponents(server=...)` that ends with an error if no round changed the model.
+
+    Flower's own server tells a strategy neither how many rounds there are nor that the last one is over, so a strategy
+    alone cannot do this.
+    """
+    if not isinstance(strategy, PolicyStrategy):
+        raise InvalidInput(f"server_of needs a strategy made by fedpick.flower.legacy.with_policy. Got {strategy!r}.")
+    return _Server(client_manager=SimpleClientManager(), strategy=strategy)
+
+
+class _Server(Server):
+    """Flower's server, with an end."""
+
+    strategy: PolicyStrategy
+
+    def fit(self, num_rounds: int, timeout: float | None) -> tuple[History, float]:
+        """Run the rounds; raise if none of them changed the model."""
+        driver = self.strategy._driver
+        self.strategy._trained = False
+        try:
+            result = super().fit(num_rounds, timeout)
+            if num_rounds > 0 and not self.strategy._trained:
+                raise TrainingFailed(
+                    f"None of {num_rounds} rounds changed the model: no client completed one with a usable result.\n\n"
+                    "hint: the warnings above say why; the logs of the clients hold their errors"
+                )
+        except BaseException as error:
+            driver.end(error)
+            raise
+        driver.end()
+        return result
 
 
 class PolicyStrategy(Driven, Strategy):
@@ -92,8 +124,9 @@ class PolicyStrategy(Driven, Strategy):
         self._members = _Members(self._driver.roster, settings, labels_for=self._driver.labels_for)
         self._exchange = _Exchange(0, 0, math.inf)
         self._model: Arrays = {}  # that was sent
+        self._trained = False  # whether a step was made since the server started
         if settings.record is not None:
-            atexit.register(self._driver.end)  # Flower's server does not say when it is done
+            atexit.register(self._driver.end)  # without `server_of`, Flower's server does not say when it is done
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """As in the wrapped strategy."""
@@ -143,7 +176,7 @@ class PolicyStrategy(Driven, Strategy):
         }
         metrics: list[Mapping[str, Any]] = [{} if result is None else result.metrics or {} for result in answers]
         reports: dict[str, Any] = driver.reports(metrics, self._model, trained)
-        weights, stretched = driver.weigh(selection, self._model, trained, wrong)
+        weights, changed = driver.weigh(selection, self._model, trained, wrong)
         driver.warn_of(selection, wrong)
         completed = np.array([new is not None for new in trained], dtype=bool)
         told = {"weights": weights, "late": late, "answered": len(results), **reports}
@@ -154,7 +187,7 @@ class PolicyStrategy(Driven, Strategy):
             return None, {}
         proxies = exchange.proxies
         good = [
-            (proxies[node], self._weighted(result, float(weights[place]), stretched.get(place)))
+            (proxies[node], self._weighted(result, float(weights[place]), changed.get(place)))
             for place, (node, result) in enumerate(zip(nodes, answers, strict=True))
             if result is not None and completed[place]
         ]
@@ -164,6 +197,7 @@ class PolicyStrategy(Driven, Strategy):
             new = None
         if new is None:  # no update entered the model
             completed = np.zeros(len(completed), dtype=bool)
+        self._trained = self._trained or new is not None
         driver.tell(selection, completed, **told)
         return new, aggregated
 
@@ -174,12 +208,13 @@ class PolicyStrategy(Driven, Strategy):
             if not math.isnan(size):
                 self.roster.num_examples[int(index)] = size
 
-    def _weighted(self, result: FitRes, weight: float, stretched: Arrays | None) -> FitRes:
+    def _weighted(self, result: FitRes, weight: float, changed: Arrays | None) -> FitRes:
         """The result with the policy's weight in the place of its size, which Flower's strategies weigh by."""
+        if changed is not None:
+            result = replace(result, parameters=ndarrays_to_parameters(list(changed.values())))
         if not self._settings.use_weights:
             return result
-        arrays = result.parameters if stretched is None else ndarrays_to_parameters(list(stretched.values()))
-        return replace(result, parameters=arrays, num_examples=weight)  # type: ignore[arg-type]  # int by name only
+        return replace(result, num_examples=weight)  # type: ignore[arg-type]  # int by name only
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager

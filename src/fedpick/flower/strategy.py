@@ -15,30 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedpick.adapter.arrays import Arrays, SketchFunction, all_finite, count, number
+from fedpick.adapter.arrays import Arrays, all_finite, count, number
 from fedpick.adapter.driver import Driven, Driver
-from fedpick.adapter.report import RoundReport, Step
-from fedpick.adapter.settings import (
-    REPORTS,
-    Eligible,
-    KeyFunction,
-    Settings,
-    WeightsFunction,
-    refuse_unusable_policy,
-    writable_directory,
-)
+from fedpick.adapter.report import Step
+from fedpick.adapter.settings import Options, Settings, refuse_unusable_policy, writable_directory
 from fedpick.core import registry, validation
 from fedpick.core.errors import InvalidInput, TrainingFailed
-from fedpick.core.guard import Guard
 from fedpick.core.policy import Policy, Signal
-from fedpick.core.record import Callback
 from fedpick.core.types import Selection
 from fedpick.flower.inner import (
     divides_by_norm,
@@ -73,44 +63,30 @@ def with_policy(
     strategy: Strategy,
     policy: Policy[Any],
     *,
-    budget: float | None = None,
-    seed: int = 0,
-    guard: Guard | str = "mild",
     state: str | Path | None = None,
-    key: KeyFunction | None = None,
-    eligible: Eligible | None = None,
-    cooldown: int = 0,
-    max_share: float = 1.0,
-    weights: str | WeightsFunction = "policy",
-    min_clients: int = 1,
-    wait: float = 60.0,
-    ready_timeout: float = 3600.0,
-    overcommit: float = 1.0,
-    quorum: float = 1.0,
     probe: str = "query",
-    probe_timeout: float = 60.0,
-    train_timeout: float = 3600.0,
-    reports: Mapping[str, str] = REPORTS,
-    sketch: str | SketchFunction = "head",
-    buffers: Callable[[str], bool] | None = None,
-    progress: Callable[[RoundReport], None] | None = None,
-    record: Callback | None = None,
+    **options: Unpack[Options],
 ) -> PolicyStrategy:
     """Let a policy choose the cohorts, and their weights, of a Flower strategy.
 
     Args:
         strategy: a Flower strategy. Its fractions and minimum numbers of nodes are overruled.
         policy: a policy object, such as `fedpick.policies.get("pow-d")`.
+        state: a directory in which the policy's state is saved after each round and from which it is resumed; created
+            if missing. None saves nothing.
+        probe: who answers when a policy asks clients for the loss of a model: "query", the function that
+            `answer_probes` registered; or "evaluate", the ClientApp's evaluate function.
+        options: the rest of this list, by name.
         budget: the largest cohort, or, between 0 and 1, its fraction of the ready clients; None for no limit.
         seed: seed of all random choices.
         guard: what is done about reports that may be false: "off", "mild", "strict" or a `fedpick.Guard`.
-        state: a directory in which the policy's state is saved after each round and from which it is resumed; created
-            if missing. None saves nothing.
         key: (NodeInfo, what the client reported) -> an identity that survives restarts. None: the authenticated name,
             else the reported partition id, else the node id. If the function returns nothing, or the same for several
             nodes at once, the node id is used.
         eligible: (NodeInfo, what the client reported) -> whether the client may take part, asked once for every node;
             or the identities of the clients that may, and the tags ("tag:gpu") of which they need one. None: all may.
+        exclude: the identities and tags of clients that may not take part, such as "name:clinic-b".
+        audit: a file to which every decision is appended, see `fedpick audit`; None writes none.
         cooldown: rounds that a client rests after a round for which it was selected.
         max_share: the largest share of all rounds for which a client is selected, rounded up to whole rounds.
         weights: "policy", "ignored" for strategies that cannot use weights (median, Krum, ...), or a function with the
@@ -121,10 +97,9 @@ def with_policy(
         overcommit: ask this many times the budget, and go on after as many answers as the budget says.
         quorum: go on after this share of the cohort (with overcommit: of the budget) has answered. Those that are not
             waited for count as failed, and as busy until they answer.
-        probe: who answers when a policy asks clients for the loss of a model: "query", the function that
-            `answer_probes` registered; or "evaluate", the ClientApp's evaluate function.
         probe_timeout: seconds that clients have to answer a query.
         train_timeout: seconds that clients have to train. A late client counts as failed, and as busy until it answers.
+        clip_norms: scale down updates that are longer than this many times the median length in the cohort; None: none.
         reports: Outcome field -> metric of the train replies; "eval_loss" -> metric of the evaluate replies.
         sketch: how the server describes an update for policies that learn from it: "head" (the update of the last
             layer's bias), "count-sketch" (512 numbers of the whole update), or a function (arrays of the update) ->
@@ -140,30 +115,7 @@ def with_policy(
     if isinstance(strategy, PolicyStrategy):
         raise InvalidInput("This strategy already has a policy. Wrap the strategy that was first given to with_policy.")
     refuse_unusable_policy(policy)
-    settings = Settings(
-        budget=budget,
-        seed=seed,
-        guard=guard,
-        key=key,
-        eligible=eligible,
-        cooldown=cooldown,
-        max_share=max_share,
-        weights=weights,
-        min_clients=min_clients,
-        wait=wait,
-        ready_timeout=ready_timeout,
-        overcommit=overcommit,
-        quorum=quorum,
-        probe=probe,
-        probe_timeout=probe_timeout,
-        train_timeout=train_timeout,
-        reports=reports,
-        sketch=sketch,
-        buffers=buffers,
-        progress=progress,
-        record=record,
-        log=LOG,
-    )
+    settings = Settings.of(options, probe=probe, log=LOG)
     refuse_unsuitable(strategy, type(policy).__name__, use_weights=settings.use_weights)
     if state is not None:  # last: a call that is refused creates no directory
         settings.path = writable_directory(state)
@@ -299,7 +251,7 @@ class PolicyStrategy(Driven, Strategy):
             refuse_zero=divides_by_norm(self.inner),
         )
         reports: dict[str, Any] = driver.reports(metrics, self._model, trained)
-        weights, stretched = driver.weigh(selection, self._model, trained, wrong)
+        weights, changed = driver.weigh(selection, self._model, trained, wrong)
         driver.warn_of(selection, wrong)
         completed = np.array([new is not None for new in trained], dtype=bool)
         told = {"weights": weights, "late": late, "answered": len(replies) - len(errors), **reports}
@@ -312,7 +264,7 @@ class PolicyStrategy(Driven, Strategy):
         good = []
         for place, reply in enumerate(answers):
             if reply is not None and completed[place]:
-                self._put_weight(reply, float(weights[place]), stretched.get(place))
+                self._put_weight(reply, float(weights[place]), changed.get(place))
                 good.append(reply)
         new, aggregated = self.inner.aggregate_train(server_round, [*good, *errors])
         if new is not None and not all_finite(decoded(new)):
@@ -324,14 +276,13 @@ class PolicyStrategy(Driven, Strategy):
         driver.tell(selection, completed, **told)
         return new, aggregated
 
-    def _put_weight(self, reply: Message, weight: float, stretched: Arrays | None) -> None:
-        """Write the policy's weight, and the scaled model if there is one, into a reply."""
+    def _put_weight(self, reply: Message, weight: float, changed: Arrays | None) -> None:
+        """Write the policy's weight, and the clipped or scaled model if there is one, into a reply."""
         key = weight_key(self.inner)
-        if key is None or not self._settings.use_weights:
-            return
-        metrics_of(reply)[key] = weight
-        if stretched is not None:
-            arrays = ArrayRecord({name: Array(array) for name, array in stretched.items()})
+        if key is not None and self._settings.use_weights:
+            metrics_of(reply)[key] = weight
+        if changed is not None:
+            arrays = ArrayRecord({name: Array(array) for name, array in changed.items()})
             reply.content[next(iter(reply.content.array_records))] = arrays
 
     def _errors(self, by_node: Mapping[int, Message]) -> list[Message]:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
+from fedpick.core.robust import clip_factors
 
 __all__ = ["RULES", "clip_norms", "combine", "combine_reference"]
 
@@ -61,11 +62,8 @@ def _location(rows: FloatArray, weights: FloatArray, rule: str, attackers: float
 
 def clip_norms(updates: Stack, multiple: float) -> tuple[Stack, NDArray[np.bool_]]:
     """Scale down the updates longer than `multiple` times the median length: -> (updates, which were cut)."""
-    lengths = np.linalg.norm(updates, axis=1)
-    limit = multiple * float(np.median(lengths)) if len(lengths) else 0.0
-    cut = lengths > limit
-    factor = np.where(cut, limit / np.where(cut, lengths, 1.0), 1.0)
-    return updates * factor[:, None].astype(updates.dtype), cut
+    factor = clip_factors(np.linalg.norm(updates, axis=1), multiple)
+    return updates * factor[:, None].astype(updates.dtype), factor < 1
 
 
 def _weighted_median(rows: FloatArray, weights: FloatArray) -> FloatArray:

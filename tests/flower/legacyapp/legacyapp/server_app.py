@@ -11,7 +11,7 @@ from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 
 import fedpick
-from fedpick.flower.legacy import with_policy
+from fedpick.flower.legacy import server_of, with_policy
 
 
 class Own(FedAvg):
@@ -44,7 +44,9 @@ def server_fn(context: Context) -> ServerAppComponents:
         state=options["state"],
         progress=note,
     )
-    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=int(options["num-server-rounds"])))
+    return ServerAppComponents(
+        server=server_of(strategy), config=ServerConfig(num_rounds=int(options["num-server-rounds"]))
+    )
 
 
 app = ServerApp(server_fn=server_fn)

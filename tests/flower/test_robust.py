@@ -1,0 +1,113 @@
+"""Norm clipping before the strategy aggregates, and the norms that the guard compares."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import Array
+from flwr.server import strategy as older_strategies
+from flwr.serverapp import strategy as flower
+
+import fedpick
+from fedpick.adapter.arrays import clipped, update_norm
+from fedpick.core.record import Callback
+from fedpick.flower import legacy, with_policy
+from fedpick.sim.robust import clip_norms
+from tests.flower import test_legacy as older
+from tests.flower.fake_grid import UNIFORM, alter, federation, node_of, start, with_arrays, with_targets
+
+EQUAL = fedpick.policies.get("uniform", weighting="equal")
+
+
+def test_the_norm_is_that_of_the_floats():
+    rng = np.random.Generator(np.random.PCG64(3))
+    model = {"w": rng.normal(size=(300, 500)).astype(np.float32), "n": np.array([5]), "b": np.zeros(7, np.float16)}
+    new = {
+        "w": model["w"] + rng.normal(size=(300, 500)).astype(np.float32),
+        "n": np.array([500]),
+        "b": np.ones(7, np.float16),
+    }
+    flat = np.concatenate([(new[name].astype(float) - model[name].astype(float)).ravel() for name in ("w", "b")])
+    assert update_norm(new, model) == pytest.approx(np.linalg.norm(flat), rel=1e-12)
+    assert update_norm({"n": np.array([3])}, {"n": np.array([0])}) == 3.0
+    largest = np.array([np.finfo(np.float64).max])
+    assert update_norm({"w": largest}, {"w": -largest}) == np.inf
+    assert clipped({"w": largest}, {"w": -largest}, 0.0)["w"] == -largest
+    half = clipped(new, model, 0.5)
+    assert half["n"] == [500] and {name: array.dtype for name, array in half.items()} == {
+        name: array.dtype for name, array in model.items()
+    }
+
+
+@pytest.mark.parametrize("weights", ["policy", "ignored"])
+def test_clipping_is_that_of_the_simulator(weights):
+    """The reference: the simulator's rule on the stacked updates."""
+    grid = with_targets(5)
+    targets = np.array([[1.0, 2.0, 0.0], [2.0, 1.0, 1.0], [0.0, 1.0, 2.0], [1.0, 1.0, 1.0], [90.0, -70.0, 80.0]])
+    for node in grid.nodes.values():
+        alter(node, "train", with_arrays(w=Array(targets[node.partition])))
+    strategy = with_policy(flower.FedAvg(), EQUAL, clip_norms=1.5, weights=weights)
+    got = start(strategy, grid, rounds=1).arrays["w"].numpy()
+    updates, cut = clip_norms(targets, 1.5)
+    assert cut.tolist() == [False] * 4 + [True]
+    sizes = np.array([node_of(grid, k).num_examples for k in range(5)], dtype=float)
+    expected = np.average(updates, axis=0, weights=None if weights == "policy" else sizes)
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+def test_clipping_works_with_weights_that_do_not_sum_to_one_and_in_the_older_api():
+    grid = with_targets(4)
+    for node in grid.nodes.values():
+        alter(node, "train", with_arrays(w=Array(np.full(3, 1000.0 if node.partition == 3 else 1.0))))
+    for name in ("unbiased", "uniform"):
+        strategy = with_policy(flower.FedAvg(), fedpick.policies.get(name), clip_norms=1.0)
+        got = start(strategy, grid, rounds=1).arrays["w"].numpy()
+        total = 1.0 if name == "uniform" else strategy.history[0].weights.sum()
+        np.testing.assert_allclose(got, total)  # all updates are as long as the median, which is (1, 1, 1)
+    members = older.clients(4)
+    members[3].result = [np.full(3, 1000.0)]
+    model = older.start(legacy.with_policy(older.fedavg(), EQUAL, clip_norms=2.0), members, rounds=1)
+    assert np.abs(model[0]).max() < 10
+    median = older_strategies.FedMedian(initial_parameters=older.zeros())
+    model = older.start(legacy.with_policy(median, EQUAL, clip_norms=2.0, weights="ignored"), members, rounds=1)
+    assert np.isfinite(model[0]).all()
+
+
+@pytest.mark.parametrize(
+    "inner", [flower.Krum(num_malicious_nodes=1), flower.FedTrimmedAvg(beta=0.2), flower.FedMedian()], ids=repr
+)
+def test_clipping_goes_before_flowers_own_robust_strategies(inner):
+    grid = with_targets(5)
+    alter(node_of(grid, 4), "train", with_arrays(w=Array(np.full(3, 1e6))))
+    strategy = with_policy(inner, UNIFORM, clip_norms=2.0, weights="ignored")
+    assert np.abs(start(strategy, grid, rounds=2).arrays["w"].numpy()).max() < 10
+
+
+class Norms(Callback):
+    def __init__(self) -> None:
+        self.seen: list = []
+
+    def on_round(self, record):
+        self.seen.append(record.outcome.update_norm)
+
+
+@pytest.mark.parametrize(
+    ("policy", "guard", "known"), [("rpow-d", "mild", True), ("rpow-d", "off", False), ("uniform", "mild", False)]
+)
+def test_the_guard_gets_the_norms_that_it_compares(policy, guard, known):
+    norms = Norms()
+    start(
+        with_policy(flower.FedAvg(), fedpick.policies.get(policy), guard=guard, record=norms), federation(4), rounds=1
+    )
+    assert np.isfinite(norms.seen[0]).all() == known
+
+
+def test_a_loss_that_moved_the_model_like_a_small_one_is_not_believed():
+    """As in the simulator: the norm of the update is the server's own measurement."""
+    grid = with_targets(12)
+    liar = node_of(grid, 3)
+    alter(liar, "train", lambda content: content["metrics"].update({"train_loss": 1e4 * (1 + liar.trained)}))
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), fedpick.policies.get("rpow-d"), guard="strict")
+    start(strategy, grid, rounds=12)
+    assert strategy.session.credibility[3] < 0.5 <= np.delete(strategy.session.credibility, 3).min()
+    assert [row.identity for row in strategy.standings if row.status == "distrusted"] == ["partition:3"]
