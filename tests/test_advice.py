@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from html import escape
 
 import pytest
 
@@ -20,7 +21,9 @@ from fedpick.experiments.runner import run
 from fedpick.experiments.settings import build_settings
 from fedpick.experiments.spec import load_specs
 from fedpick.experiments.store import Store, open_store
-from fedpick.report.analysis import PolicyResults, Results, load_results
+from fedpick.report.analysis import PolicyResults, Results, common_time, load_results
+from fedpick.report.html import page_of
+from fedpick.report.material import read_material
 
 TABLE = "id,label_a,label_b,label_c\nnorth,9,0,1\nsouth,0,12,0\neast,3,3,8\nwest,0,1,20\n"
 LOG = "client,time,state\nwest,0,on\nnorth,0,on\nnorth,600,off\nsouth,0,off\nsouth,600,on\neast,0,on\neast,1800,on\n"
@@ -119,8 +122,10 @@ def test_with_speeds_policies_are_compared_after_the_same_time(folder):
     assert fleet.seconds_per_example.tolist() == [0.03, 9, 0.01, 0.02]  # in the order of the table
     with closing(open_store()) as store:
         results = load_results(store, given.experiment)
+        page = page_of(read_material(store, given.experiment), window=advice.WINDOW, by=advice.JUDGED_BY)
     ends = [each.rounds["clock"][-1] for policy in results.policies for each in policy.runs]
-    assert advice._common_time(results) == min(ends)
+    assert common_time(results.policies) == min(ends)
+    assert escape(given.verdict.headline).replace(" %", "\N{NO-BREAK SPACE}%") in page
     assert advice.short_list(read_clients("clinics.csv"), devices=True)[-2:] == ("oort", "tifl")
 
 

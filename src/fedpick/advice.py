@@ -18,8 +18,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedpick.core import registry
 from fedpick.core.errors import InvalidInput, TrainingFailed
 from fedpick.core.policy import Signal
@@ -48,6 +46,8 @@ LOOKS = (3, 5, 10)
 """Numbers of seeds after which the results are looked at."""
 WINDOW = 5
 """The final accuracy is the mean of this many last evaluations."""
+JUDGED_BY = "equal-time"
+"""With devices, policies are compared after the same time; see `fedpick.report.verdict`."""
 _DROP_CONFIDENCE = 0.99
 _EQUAL = 0.01
 """Policies whose whole 95 % interval lies within this accuracy of the best are as good as it."""
@@ -192,8 +192,8 @@ def advise(
                 break
             dropped += _drop_sentences(worse, count)
             spec = replace(spec, policies=tuple(each for each in spec.policies if each.label not in worse))
-        seconds = _common_time(results)
-        verdict = verdict_of(results, accounts_of(opened, results), window=WINDOW, seconds=seconds)
+        seconds = analysis.common_time(results.policies)
+        verdict = verdict_of(results, accounts_of(opened, results), window=WINDOW, by=JUDGED_BY)
         write_atomically(target, _spec_text(looks))
         chosen = next((each.name for each in first.policies if each.label == verdict.choice), None)
         return Advice(
@@ -245,7 +245,7 @@ def _judge(results: Results) -> tuple[dict[str, float], bool]:
 
     `uniform` is never among the worse ones: the others are compared with it.
     """
-    seconds = _common_time(results)
+    seconds = analysis.common_time(results.policies)
     measure = (
         partial(analysis.final_accuracy, window=WINDOW)
         if seconds is None
@@ -269,12 +269,6 @@ def _judge(results: Results) -> tuple[dict[str, float], bool]:
         if policy.policy != "uniform" and surely is not None and surely[1] < 0 and mean_gap <= -_EQUAL:
             worse[policy.label] = 100 * mean_gap
     return worse, clear
-
-
-def _common_time(results: Results) -> float | None:
-    """The virtual time, in seconds, up to which every run came; None without devices."""
-    ends = [each.rounds["clock"][-1] for policy in results.policies for each in policy.runs if "clock" in each.rounds]
-    return float(min(ends)) if ends and np.isfinite(ends).all() else None
 
 
 def _words(results: Results, seconds: float) -> str:

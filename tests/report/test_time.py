@@ -67,7 +67,8 @@ def test_without_a_clock_nothing_is_added(tmp_path):
     with_axes = sections_of(read_material(store, None))
     assert "clock" not in with_axes[0].charts[0].data["axes"]
     assert "time" not in [section.key for section in with_axes]
-    assert verdict_of(results, by="time") == verdict_of(results)
+    assert verdict_of(results, by="time") == verdict_of(results, by="equal-time") == verdict_of(results)
+    assert '"axis":"round"' in page_of(read_material(store, None), by="equal-time")
 
 
 def test_charts_have_a_third_axis_and_one_round(store):
@@ -88,6 +89,8 @@ def test_charts_have_a_third_axis_and_one_round(store):
 def test_the_verdict_can_be_by_time(store):
     results = analysis.load_results(store, store.experiment())
     assert "seconds to 15 %" in " ".join(verdict_of(results, by="time").sentences)
+    soonest = min(run.clock[-1] for policy in results.policies for run in policy.runs)
+    assert f"accuracy after {soonest:.3g} seconds" in " ".join(verdict_of(results, by="equal-time").sentences)
 
 
 def test_compare_by_time_in_one_command(tmp_path):

@@ -96,5 +96,5 @@ def advise(
     wide_console().print(Text(rest))
     if write_report:
         with closing(open_store(store)) as opened:
-            if path := write_html(opened, found.experiment, None, window=advice.WINDOW):
+            if path := write_html(opened, found.experiment, None, window=advice.WINDOW, by=advice.JUDGED_BY):
                 typer.echo(f"Report: {path}")

@@ -383,6 +383,12 @@ def accuracy_at(results: RunResults, seconds: float, window: int = 1) -> float |
     return float(results.rounds["accuracy"][known[-window:]].mean()) if len(known) else None
 
 
+def common_time(policies: Sequence[PolicyResults]) -> float | None:
+    """The virtual time, in seconds, that every run reached; None without devices."""
+    ends = [run.clock[-1] if len(run.clock) else np.nan for policy in policies for run in policy.runs]
+    return float(min(ends)) if ends and np.isfinite(ends).all() else None
+
+
 def best_accuracy(results: RunResults) -> float | None:
     """The highest accuracy of all evaluations."""
     accuracy = results.rounds["accuracy"][results.evaluated]

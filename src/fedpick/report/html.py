@@ -68,7 +68,7 @@ def write_report(
 
     `window` adds columns to the tables for the mean over that many evaluations, `against` paired differences to the
     policy of that name. `grouping` of the clients: "availability" or "cluster"; None: the most telling one, if any.
-    `by`: "accuracy", or "time" to judge by virtual time and to draw lines over it.
+    `by`: "accuracy", or "time" or "equal-time" to judge by virtual time and to draw lines over it.
     """
     target = refuse_directory(path)  # fail before the work
     with opened(store) as reader:
@@ -79,6 +79,7 @@ def write_report(
 def page_of(material: Material, *, window: int = 1, against: str | None = None, by: str = "accuracy") -> str:
     """The whole page as text."""
     results = material.results
+    timed = analysis.common_time(results.policies) is not None
     styles = styles_of([policy.label for policy in results.policies])
     sections = sections_of(material, against=against, window=window)
     tables = tables_of(results, window)
@@ -111,7 +112,7 @@ def page_of(material: Material, *, window: int = 1, against: str | None = None, 
         + _tiles(material, styles)
         + "".join(text for _, _, text in parts),
         "footer": _FOOTER.format(version=escape(fedpick.__version__)),
-        "data": _embedded({**_content(sections, styles), "axis": "clock" if by == "time" else "round"}),
+        "data": _embedded({**_content(sections, styles), "axis": "clock" if by != "accuracy" and timed else "round"}),
         "css": _asset("page.css"),
         "drawing": _asset("drawing.js"),
         "comparing": _asset("comparing.js"),

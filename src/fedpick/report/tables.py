@@ -54,7 +54,7 @@ _CLOCK_NOTE = (
     "Questions before a choice take time too. Work thrown away: share of the chosen clients' time whose update did not "
     "enter the model."
 )
-TIME_TITLE = "Time per round (mean over the second half)"
+TIME_TITLE = "Computing time per round (mean over the second half)"
 
 
 @dataclass(frozen=True)

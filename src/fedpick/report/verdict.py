@@ -70,14 +70,14 @@ def verdict_of(
     against: str | None = None,
     window: int = 1,
     by: str = "accuracy",
-    seconds: float | None = None,
 ) -> Verdict:
     """Judge the finished runs of an experiment.
 
     `accounts` are those of `groups.accounts_of`, `fairness` that of `fairness.fairness_of`. `against` names the policy
-    to compare with (default: uniform, or the first one). The final accuracy is the mean of the last `window`
-    evaluations; with `seconds`, of those up to this virtual time. `by` is "accuracy", or "time": then the virtual time
-    to the highest target that all finished runs reached decides, if there is one.
+    to compare with (default: uniform, or the first one). An accuracy is the mean of the last `window` evaluations.
+
+    `by` is "accuracy"; "time", the virtual time to the highest target that all finished runs reached, if there is one;
+    or "equal-time", the accuracy after the virtual time that all of them reached, if there is a clock.
     """
     named = None if against is None else analysis.policy_named(results, against).label
     policies = [
@@ -87,8 +87,7 @@ def verdict_of(
     ]
     unfinished = len(results.incomplete)
     notes = [f"{_count(unfinished, 'run')} not finished: not counted here."] if unfinished else []
-    by_time = _time_yardstick(policies, results) if by == "time" else None
-    yardstick = by_time or _yardstick(policies, window, seconds, results)
+    yardstick = _time_yardstick(by, policies, window, results) or _yardstick(policies, window)
     if yardstick is None:
         return Verdict("No verdict yet: no run has finished with an evaluation.", tuple(notes))
     baseline = next(
@@ -116,9 +115,14 @@ def verdict_of(
     return replace(made, details=(*made.details, *notes))
 
 
-def _time_yardstick(policies: Sequence[PolicyResults], results: Results) -> _Yardstick | None:
-    """Virtual time to the highest target that all runs reached."""
+def _time_yardstick(by: str, policies: Sequence[PolicyResults], window: int, results: Results) -> _Yardstick | None:
+    """Virtual time to the highest target that all runs reached, or accuracy after the time that all runs reached."""
     unit, scale = clock_unit(results)
+    if by == "equal-time" and (seconds := analysis.common_time(policies)) is not None:
+        measured = partial(analysis.accuracy_at, seconds=seconds, window=window)
+        return _Yardstick(f"accuracy after {seconds * scale:.3g} {unit}", measured, 1)
+    if by != "time":
+        return None
     for target in sorted(results.experiment.targets, reverse=True):
 
         def measure(run: RunResults, target: float = target) -> float | None:
@@ -130,14 +134,8 @@ def _time_yardstick(policies: Sequence[PolicyResults], results: Results) -> _Yar
     return None
 
 
-def _yardstick(
-    policies: Sequence[PolicyResults], window: int, seconds: float | None, results: Results
-) -> _Yardstick | None:
+def _yardstick(policies: Sequence[PolicyResults], window: int) -> _Yardstick | None:
     """Final accuracy; without a test set, the loss of all clients, or the test loss."""
-    if seconds is not None:
-        at_time = partial(analysis.accuracy_at, seconds=seconds, window=window)
-        unit, scale = clock_unit(results)
-        return _Yardstick(f"accuracy after {seconds * scale:.3g} {unit}", at_time, 1)
     for yardstick in (
         _Yardstick("final accuracy", partial(analysis.final_accuracy, window=window), 1),
         _Yardstick("final loss of all clients", partial(_last, column="objective"), -1),
