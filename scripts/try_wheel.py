@@ -221,8 +221,8 @@ def try_ray(environment: Environment, store: Path) -> None:
     """A comparison on a local Ray cluster."""
     environment.fedpick(
         "compare", "--dataset", "digits", "--policies", "uniform", "--clients", "10", "--budget", "2", "--rounds", "2",
-        "--seeds", "1", "--engine", "ray", "--processes", "1", "--no-report", "--store", store.with_name("ray.sqlite"),
-        says="uniform",
+        "--seeds", "1", "--executor", "ray", "--processes", "1", "--no-report",
+        "--store", store.with_name("ray.sqlite"), says="uniform",
     )  # fmt: skip
 
 

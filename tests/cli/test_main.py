@@ -21,7 +21,7 @@ pytest.importorskip("jax")
         (["run", "spec.toml", "--only", "unifrm"], "Did you mean 'uniform'"),
         (["run", "spec.toml", "--seeds", "x"], "--seeds must be"),
         (["run", "spec.toml", "--rounds", "0"], "at least 1"),
-        (["run", "spec.toml", "--engine", "threads"], "'processes' or 'ray'"),
+        (["run", "spec.toml", "--executor", "threads"], "'processes' or 'ray'"),
         (["run", "spec.toml", "--store", "nonsense://x"], "not a database URL"),
         (["run", "spec.toml", "--nonsense"], "No such option"),
         (["compare", "--dataset", "digit"], "Did you mean 'digits'"),

@@ -282,5 +282,5 @@ def test_a_module_hidden_by_an_installed_one_is_named(tmp_path, module):
 def test_ray_finds_modules_beside_the_spec(tmp_path, module):
     pytest.importorskip("ray")
     store = Store(tmp_path / "a.sqlite")
-    report = run(load_spec(write(tmp_path, module)), store, engine="ray", processes=1)
+    report = run(load_spec(write(tmp_path, module)), store, executor="ray", processes=1)
     assert report.complete, report.failures

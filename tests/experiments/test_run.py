@@ -143,7 +143,7 @@ def test_ray_gives_the_same_rows(tmp_path):
     spec = small_spec(run={"seeds": 2})
     here, there = Store(tmp_path / "here.sqlite"), Store(tmp_path / "there.sqlite")
     assert run(spec, here, processes=1).complete
-    report = run(spec, there, engine="ray", processes=2)
+    report = run(spec, there, executor="ray", processes=2)
     assert report.complete, report.failures
     assert content(there) == content(here)
 

@@ -187,7 +187,7 @@ def test_engines_are_refused_by_name():
         make_executor("threads", processes=None, address=None, num_runs=2)
     with pytest.raises(InvalidInput, match="at least 1"):
         make_executor("processes", processes=0, address=None, num_runs=2)
-    with pytest.raises(InvalidInput, match="--engine ray"):
+    with pytest.raises(InvalidInput, match="--executor ray"):
         make_executor("processes", processes=1, address="auto", num_runs=2)
 
 

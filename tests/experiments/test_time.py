@@ -100,32 +100,34 @@ from fedpick.experiments.runner import run
 from fedpick.experiments.store import Store
 from tests.experiments.test_time import late_spec
 
-run(late_spec(), Store(sys.argv[1]), processes=1)
+run(late_spec(sys.argv[2]), Store(sys.argv[1]), processes=1)
 """
 
 
-def late_spec():
+def late_spec(late):
     """A run that TINY_SLEEP makes slow, with answers under way in most rounds."""
-    given = timed_spec(30, ({"name": SLOW, "label": "slow"},), late="stale", overcommit=2.0).to_dict()
+    waiting = {"overcommit": 2.0} if late == "stale" else {"overcommit": 1.0, "buffer": 2}
+    given = timed_spec(16, ({"name": SLOW, "label": "slow"},), late=late, **waiting).to_dict()
     given["devices"] = {"name": "lognormal", "spread": 1.0}
     return parse_spec(given)
 
 
-def test_killed_with_answers_under_way_it_ends_in_the_same_rows(tmp_path):
+@pytest.mark.parametrize("late", ["stale", "buffer"])
+def test_killed_with_answers_under_way_it_ends_in_the_same_rows(late, tmp_path):
     script, file = tmp_path / "script.py", tmp_path / "killed.sqlite"
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-    process = subprocess.Popen([sys.executable, str(script), str(file)], env={**environment, "TINY_SLEEP": "0.2"})
+    process = subprocess.Popen([sys.executable, str(script), str(file), late], env={**environment, "TINY_SLEEP": "0.2"})
     started = time.monotonic()
     while rounds_there(file) < 5 and process.poll() is None and time.monotonic() - started < 120:
         time.sleep(0.01)
     assert process.poll() is None, "the run ended before it could be killed"
     process.kill()
     process.wait()
-    assert 5 <= rounds_there(file) < 30
+    assert 5 <= rounds_there(file) < 16
     killed, whole = Store(file), Store(tmp_path / "whole.sqlite")
-    run(late_spec(), killed, processes=1)
-    run(late_spec(), whole, processes=1)
+    run(late_spec(late), killed, processes=1)
+    run(late_spec(late), whole, processes=1)
     for name in ("rounds", "selections", "arrays", "checkpoints"):
         assert content(whole)[name] == content(killed)[name]
     (each,) = whole.runs(whole.experiment().id)

@@ -6,14 +6,11 @@ import sys
 
 from benchmarks.speed import jobs
 from benchmarks.speed.peers.turns import Turns, Work
-from fedpick.sim import simulate
+from fedpick.sim import Simulator, simulate
 
 
-def main(folder: str, name: str) -> None:
+def take_turns(turns: Turns, job: jobs.Job, sim: Simulator) -> None:
     """Take turns until there are none left."""
-    turns, work = Turns(), Work(folder)
-    job = jobs.find(work.job["name"])
-    sim = jobs.simulator(job, jobs.federation(job))
     session = jobs.session(sim)
     going = turns.begin()
     while going:
@@ -27,6 +24,14 @@ def main(folder: str, name: str) -> None:
             losses_every=job.losses_every,
         ):
             going = turns.done(record.test_accuracy)
+
+
+def main(folder: str, name: str) -> None:
+    """Do the work of a folder."""
+    turns, work = Turns(), Work(folder)
+    job = jobs.find(work.job["name"])
+    sim = jobs.simulator(job, jobs.federation(job))
+    take_turns(turns, job, sim)
     work.finish(name, jobs.flat(sim.params))
 
 

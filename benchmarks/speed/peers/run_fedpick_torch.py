@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 
 from benchmarks.speed import jobs
+from benchmarks.speed.peers.run_fedpick import take_turns
 from benchmarks.speed.peers.run_torch import build, params_of
 from benchmarks.speed.peers.turns import Turns, Work
 from fedpick.core.errors import MissingDependency
-from fedpick.sim import simulate
 
 
 def main(folder: str, name: str) -> None:
-    """Take turns until there are none left."""
+    """Do the work of a folder."""
     turns, work = Turns(), Work(folder)
     job = jobs.find(work.job["name"])
     try:
@@ -23,18 +23,7 @@ def main(folder: str, name: str) -> None:
     initial = work.initial()
     module = build(initial, work.job["shape"])
     sim.params = sim.params._replace(weights=tuple(parameter.detach().clone() for parameter in module.parameters()))
-    session = jobs.session(sim)
-    going = turns.begin()
-    while going:
-        for record in simulate(
-            sim,
-            session,
-            rounds=sim.round + turns.left,
-            budget=job.cohort,
-            evaluate_every=job.evaluate_every,
-            losses_every=job.losses_every,
-        ):
-            going = turns.done(record.test_accuracy)
+    take_turns(turns, job, sim)
     for parameter, value in zip(module.parameters(), sim.params.weights, strict=True):
         parameter.data.copy_(value)
     work.finish(name, params_of(module, initial))

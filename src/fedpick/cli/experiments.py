@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compare", "demo", "report", "run", "show", "write_html"]
 
-_JUDGED_BY = ("accuracy", "time")
+_JUDGED_BY = ("accuracy", "time", "equal-time")
 
 SpecArgument = Annotated[
     Path, typer.Argument(help="The experiment: a TOML file. FILE.toml#NAME is one variant of it.", metavar="SPEC")
@@ -41,14 +41,17 @@ StoreOption = Annotated[
 ProcessesOption = Annotated[
     int | None, typer.Option("--processes", "-p", help="Parallel runs; default: one per core, one for short grids.")
 ]
-EngineOption = Annotated[str, typer.Option(help="processes (this machine) or ray (a cluster).")]
+ExecutorOption = Annotated[str, typer.Option(help="processes (this machine) or ray (a cluster).")]
 AddressOption = Annotated[str | None, typer.Option(help="Address of a Ray cluster; default: start a local one.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the tables.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON lines on standard output instead of bars and tables.")]
 RestartOption = Annotated[bool, typer.Option("--restart", help="Discard the stored rounds and start over.")]
 ReportOption = Annotated[bool, typer.Option("--report/--no-report", help="Write the HTML report at the end.")]
 SeedsOption = Annotated[str | None, typer.Option(help="Number of seeds (3), or a list (1,2,5).")]
-ByOption = Annotated[str, typer.Option(help="What policies are judged by: accuracy, or time (needs devices).")]
+ByOption = Annotated[
+    str,
+    typer.Option(help="What decides: accuracy; with devices also time (to a target), equal-time (accuracy by then)."),
+]
 TargetsOption = Annotated[str | None, typer.Option(help="Test accuracies for the rounds-to-target table: 0.6,0.7")]
 
 
@@ -60,7 +63,7 @@ def run(
     targets: TargetsOption = None,
     store: StoreOption = DEFAULT_STORE,
     processes: ProcessesOption = None,
-    engine: EngineOption = "processes",
+    executor: ExecutorOption = "processes",
     address: AddressOption = None,
     restart: RestartOption = False,
     write_report: ReportOption = True,
@@ -79,7 +82,7 @@ def run(
     }  # fmt: skip
     chosen = [each.override(**changes) for each in load_specs(spec)]
     _execute(
-        chosen, store, processes=processes, engine=engine, address=address, restart=restart,
+        chosen, store, processes=processes, executor=executor, address=address, restart=restart,
         write_report=write_report, quiet=quiet, as_json=as_json,
     )  # fmt: skip
 
@@ -140,7 +143,7 @@ def compare(
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     processes: ProcessesOption = None,
-    engine: EngineOption = "processes",
+    executor: ExecutorOption = "processes",
     address: AddressOption = None,
     restart: RestartOption = False,
     write_report: ReportOption = True,
@@ -173,7 +176,7 @@ def compare(
         dataset=dataset, policies=names_list(policies) or [], partition=partition, changes=changes
     ).override(seeds=seeds_option(seeds))
     _execute(
-        [spec], store, processes=processes, engine=engine, address=address, restart=restart,
+        [spec], store, processes=processes, executor=executor, address=address, restart=restart,
         write_report=write_report, quiet=quiet, as_json=as_json, by=by,
     )  # fmt: skip
 
@@ -193,7 +196,7 @@ def demo(
     policies = [name for name in presets.DEMO_POLICIES if name in registry.names()]
     spec = presets.demo(policies, seeds=seeds, rounds=rounds)
     _execute(
-        [spec], store, processes=processes, engine="processes", address=None, restart=False, write_report=True,
+        [spec], store, processes=processes, executor="processes", address=None, restart=False, write_report=True,
         quiet=quiet, as_json=as_json,
     )  # fmt: skip
 
@@ -203,7 +206,7 @@ def _execute(
     where: str,
     *,
     processes: int | None,
-    engine: str,
+    executor: str,
     address: str | None,
     restart: bool,
     write_report: bool,
@@ -222,8 +225,8 @@ def _execute(
             started = time.monotonic()
             progress = make_progress(quiet=quiet, as_json=as_json)
             outcome = run_spec(
-                spec, store, engine=engine, processes=processes, address=address, restart=restart, progress=progress,
-                stop=StopFlag(interrupts.finishing),
+                spec, store, executor=executor, processes=processes, address=address, restart=restart,
+                progress=progress, stop=StopFlag(interrupts.finishing),
             )  # fmt: skip
             codes.append(_tell(store, outcome, started, write_report=write_report, as_json=as_json, by=by))
             if codes[-1] == INTERRUPTED:

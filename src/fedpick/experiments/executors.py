@@ -271,7 +271,7 @@ class RayCluster:
             import ray
         except ModuleNotFoundError as error:
             raise MissingDependency(
-                "The engine 'ray' needs Ray. Install it with: pip install 'fedpick[ray]'"
+                "The executor 'ray' needs Ray. Install it with: pip install 'fedpick[ray]'"
             ) from error
         if self.address and store.engine.url.get_backend_name() == "sqlite":
             progress.note("Every machine of the cluster must reach the store: a SQLite file works on one machine only.")

@@ -55,9 +55,9 @@ def make_executor(
     if name == "ray":
         return RayCluster(address=address, count=processes)
     if name != "processes":
-        raise InvalidInput(f"The engine is 'processes' or 'ray'. Got {name!r}.")
+        raise InvalidInput(f"The executor is 'processes' or 'ray'. Got {name!r}.")
     if address is not None:
-        raise InvalidInput("--address belongs to the executor 'ray': add --engine ray.")
+        raise InvalidInput("--address belongs to the executor 'ray': add --executor ray.")
     count = processes or default_processes(num_runs, rounds_left)
     return Inline() if count == 1 or num_runs == 1 else Processes(count)
 
@@ -66,7 +66,7 @@ def run(
     spec: Spec,
     store: Store,
     *,
-    engine: str = "processes",
+    executor: str = "processes",
     processes: int | None = None,
     address: str | None = None,
     restart: bool = False,
@@ -107,8 +107,10 @@ def run(
         shown.start(list(lines.values()))
         while todo:
             left = sum(line.rounds - line.done for line in todo)
-            executor = make_executor(engine, processes=processes, address=address, num_runs=len(todo), rounds_left=left)
-            results |= executor(store, todo, shown, flag)
+            compute = make_executor(
+                executor, processes=processes, address=address, num_runs=len(todo), rounds_left=left
+            )
+            results |= compute(store, todo, shown, flag)
             todo = _wait_for_others(
                 store, [line for line in todo if results[line.run_id] == "busy"], results, shown, flag
             )

@@ -17,7 +17,7 @@ from fedpick.sim.examples import Examples
 from fedpick.sim.hashing import Key
 from fedpick.sim.settings import LocalTraining, ServerStep
 
-__all__ = ["Combine", "Engine", "Params", "Rounds", "Trainable", "Trained", "Work"]
+__all__ = ["Combine", "Engine", "EngineMaker", "Params", "Rounds", "Trainable", "Trained", "Work"]
 
 Params = Any
 Float32Array = NDArray[np.float32]
@@ -142,6 +142,23 @@ class Engine(Protocol):
         ...
 
 
+class EngineMaker(Protocol):
+    """Makes the engine of a task for the clients' examples."""
+
+    def __call__(
+        self,
+        examples: Examples,
+        local: LocalTraining,
+        server: ServerStep,
+        *,
+        seed: int,
+        shards: int | None = None,
+        group: int | None = None,
+    ) -> Engine:
+        """See the arguments of `Simulator`."""
+        ...
+
+
 class Trainable(Protocol):
     """A task: a model, its loss, and the engine that trains it."""
 
@@ -155,15 +172,7 @@ class Trainable(Protocol):
         """Whether the model has outputs that policies can compare; false: none."""
         ...
 
-    def engine(
-        self,
-        examples: Examples,
-        local: LocalTraining,
-        server: ServerStep,
-        *,
-        seed: int,
-        shards: int | None = None,
-        group: int | None = None,
-    ) -> Engine:
-        """Make the engine that trains this task."""
+    @property
+    def engine(self) -> EngineMaker:
+        """Makes the engine that trains this task; raises if its library is not installed."""
         ...

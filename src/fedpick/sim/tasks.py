@@ -22,10 +22,9 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 from fedpick.core.errors import InvalidInput, unknown_name
 from fedpick.core.imports import accepts, build_object, is_import_path, load_object
 from fedpick.core.validation import assign, choice, is_whole, number, require
-from fedpick.sim.engine import Engine, Trainable
-from fedpick.sim.examples import Examples
+from fedpick.sim.engine import EngineMaker, Trainable
 from fedpick.sim.jax_engine.setup import require_jax
-from fedpick.sim.settings import EngineName, LocalTraining, ServerStep
+from fedpick.sim.settings import EngineName
 from fedpick.sim.torch_engine.setup import require_torch
 from fedpick.sim.torch_engine.task import TorchTask, torch_task
 
@@ -75,21 +74,13 @@ class Task:
     group: int | None = None
     """Clients trained in one batched program; None: decided by the number of parameters."""
 
-    def engine(
-        self,
-        examples: Examples,
-        local: LocalTraining,
-        server: ServerStep,
-        *,
-        seed: int,
-        shards: int | None = None,
-        group: int | None = None,
-    ) -> Engine:
-        """The engine that trains this task."""
+    @property
+    def engine(self) -> EngineMaker:
+        """Makes the engine that trains this task."""
         require_jax()
         from fedpick.sim.jax_engine.engine import JaxEngine
 
-        return JaxEngine(self, examples, local, server, seed=seed, shards=shards, group=group)
+        return partial(JaxEngine, self)
 
 
 class TaskSettings(Protocol):

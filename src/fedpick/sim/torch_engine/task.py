@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fedpick.core.errors import FedpickError, InvalidInput
 from fedpick.core.imports import accepts
 from fedpick.core.validation import number, whole
-from fedpick.sim.engine import Engine
-from fedpick.sim.examples import Examples
-from fedpick.sim.settings import LocalTraining, ServerStep
+from fedpick.sim.engine import EngineMaker
 from fedpick.sim.torch_engine.setup import require_torch, seeded
 
 __all__ = ["TorchTask", "torch_task"]
@@ -81,21 +80,13 @@ class TorchTask:
             )
         return made
 
-    def engine(
-        self,
-        examples: Examples,
-        local: LocalTraining,
-        server: ServerStep,
-        *,
-        seed: int,
-        shards: int | None = None,
-        group: int | None = None,
-    ) -> Engine:
-        """The engine that trains this task."""
+    @property
+    def engine(self) -> EngineMaker:
+        """Makes the engine that trains this task."""
         require_torch()
         from fedpick.sim.torch_engine.engine import TorchEngine
 
-        return TorchEngine(self, examples, local, server, seed=seed, shards=shards, group=group)
+        return partial(TorchEngine, self)
 
 
 def torch_task(module: Module | Callable[..., Module], name: str | None = None) -> TorchTask:
