@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help setup setup-torch demo test test-wheel test-wheel-oldest test-slow test-deployment check docs package bench clean
+.PHONY: help setup setup-torch demo test test-quick test-others test-wheel test-wheel-oldest test-slow test-deployment check docs package bench clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
@@ -24,10 +24,16 @@ setup-torch: setup ## add PyTorch for its tests, where pip finds a build for CPU
 demo: setup ## compare policies on an embedded data set; ends with a table and a report
 	$(BIN)/fedpick demo
 
-test: setup check ## lint, types, all quick tests, the wheel and the documentation
+# The other checks mostly use one core each and wait for files: beside the tests they fill the gaps.
+test: setup ## lint, types, all quick tests, the wheel and the documentation
+	$(MAKE) --jobs 2 test-quick test-others
+
+test-quick: setup
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
-	$(BIN)/python scripts/try_wheel.py
-	$(MAKE) docs
+
+test-others: setup # prints when all have ended, so that the lines of the tests stay together
+	@mkdir -p build
+	@$(MAKE) check test-wheel docs > build/others.log 2>&1; code=$$?; cat build/others.log; exit $$code
 
 test-wheel: setup ## install the wheel with every extra alone, in fresh environments, and use it
 	$(BIN)/python scripts/try_wheel.py

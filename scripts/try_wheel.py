@@ -290,8 +290,8 @@ class Workshop:
         """Make a fresh environment with one extra."""
         place = self.folder / extra
         wanted = f"fedpick[{extra}] @ {self.wheel.as_uri()}" if extra != "none" else self.wheel
-        with self.downloading:  # into one folder: pip does not fetch a file again that an earlier extra needed too
-            run(*PIP, "wheel", "--wheel-dir", self.folder / "wheels", *self.constraints, wanted, folder=self.folder)
+        with self.downloading:
+            self.fetch(wanted)
         venv.create(place / "venv", symlinks=True)
         environment = Environment(place / "venv" / "bin", place / "work")
         environment.folder.mkdir()
@@ -301,6 +301,21 @@ class Workshop:
         run(*uv, "install", *target, *offline, *self.constraints, wanted, folder=self.folder)
         run(*uv, "check", *target, folder=self.folder)
         return environment
+
+    def fetch(self, wanted: str | Path) -> None:
+        """Let pip fetch a package and what it needs; again if the index breaks off, as a busy one does.
+
+        All go into one folder: pip does not fetch a file again that an earlier extra needed too.
+        """
+        command = [*PIP, "wheel", "--wheel-dir", self.folder / "wheels", *self.constraints, wanted]
+        for _ in range(2):
+            try:
+                run(*command, folder=self.folder)
+                return
+            except Failed as error:
+                if "ConnectionError" not in str(error) and "ChunkedEncodingError" not in str(error):
+                    raise
+        run(*command, folder=self.folder)
 
     def attempt(self, extras: list[str]) -> list[str]:
         """Try extras one after the other; return those that failed."""
