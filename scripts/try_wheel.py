@@ -27,7 +27,8 @@ import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -265,16 +266,19 @@ def project() -> dict[str, list[str]]:
     return {"none": table["dependencies"], **table["optional-dependencies"]}
 
 
-def oldest_versions() -> list[str]:
-    """Every lower bound of pyproject.toml as a pinned version, for a constraints file."""
-    pinned = set()
-    for extra, requirements in project().items():
-        for requirement in requirements if extra not in ("dev", "docs") else []:
-            if found := re.match(r"([\w-]+)(?:\[[\w,-]+\])?>=([\d.]+)", requirement):
-                pinned.add(f"{found[1]}=={found[2]}")
-            elif not requirement.startswith("fedpick["):
-                raise Failed(f"pyproject.toml: {requirement!r} has no lower bound.")
-    return sorted(pinned)
+def oldest_versions(extra: str) -> list[str]:
+    """The lower bounds of an extra, and of the package itself, as pinned versions."""
+    known, pinned = project(), {}
+    waiting = [*known["none"], *known[extra]]
+    while waiting:
+        requirement = waiting.pop()
+        if found := re.match(r"fedpick\[(.+)\]", requirement):
+            waiting += [each for name in found[1].split(",") for each in known[name]]
+        elif found := re.match(r"([\w-]+)(?:\[[\w,-]+\])?>=([\d.]+)", requirement):
+            pinned[found[1]] = found[2]
+        else:
+            raise Failed(f"pyproject.toml: {requirement!r} has no lower bound.")
+    return [f"{name}=={oldest}" for name, oldest in pinned.items()]
 
 
 @dataclass(frozen=True)
@@ -283,31 +287,36 @@ class Workshop:
 
     folder: Path
     wheel: Path
-    constraints: list[str | Path]
+    oldest: bool
     downloading: threading.Lock
 
     def environment(self, extra: str) -> Environment:
         """Make a fresh environment with one extra."""
         place = self.folder / extra
-        wanted = f"fedpick[{extra}] @ {self.wheel.as_uri()}" if extra != "none" else self.wheel
-        with self.downloading:
-            self.fetch(wanted)
         venv.create(place / "venv", symlinks=True)
         environment = Environment(place / "venv" / "bin", place / "work")
         environment.folder.mkdir()
+        pinned = oldest_versions(extra) if self.oldest else []
+        if extra == "torch":  # pip's newest build for Linux brings CUDA, several gigabytes: take that of the tests
+            pinned.append(f"torch=={version('torch')}")
+        (place / "constraints.txt").write_text("\n".join(pinned))
+        wanted: list[str | Path] = ["--constraint", place / "constraints.txt"]
+        wanted.append(f"fedpick[{extra}] @ {self.wheel.as_uri()}" if extra != "none" else self.wheel)
+        with self.downloading:
+            self.fetch(wanted)
         uv: list[str | Path] = [*UV, "--cache-dir", self.folder / "cache", "pip"]
         target: list[str | Path] = ["--python", environment.bin / "python"]
         offline: list[str | Path] = ["--no-index", "--find-links", self.folder / "wheels"]
-        run(*uv, "install", *target, *offline, *self.constraints, wanted, folder=self.folder)
+        run(*uv, "install", *target, *offline, *wanted, folder=self.folder)
         run(*uv, "check", *target, folder=self.folder)
         return environment
 
-    def fetch(self, wanted: str | Path) -> None:
+    def fetch(self, wanted: list[str | Path]) -> None:
         """Let pip fetch a package and what it needs; again if the index breaks off, as a busy one does.
 
         All go into one folder: pip does not fetch a file again that an earlier extra needed too.
         """
-        command = [*PIP, "wheel", "--wheel-dir", self.folder / "wheels", *self.constraints, wanted]
+        command = [*PIP, "wheel", "--wheel-dir", self.folder / "wheels", *wanted]
         for _ in range(2):
             try:
                 run(*command, folder=self.folder)
@@ -350,14 +359,9 @@ def main() -> None:
     if untried := set(project()) - set(TRIALS) - {"all", "dev", "docs"}:
         parser.error(f"Nothing tries the extra {', '.join(sorted(untried))}: add it to {Path(__file__).name}.")
     extras = options.extras or list(TRIALS)
-    pinned = oldest_versions() if options.oldest else []
-    if "torch" in extras:
-        # pip's newest build for Linux brings CUDA, several gigabytes: take the build that the tests use.
-        try:
-            pinned = [*(each for each in pinned if not each.startswith("torch==")), f"torch=={version('torch')}"]
-        except PackageNotFoundError:
-            extras.remove("torch")
-            print("torch: not tried, because `make setup-torch` has not installed a build for CPUs", flush=True)
+    if "torch" in extras and find_spec("torch") is None:
+        extras.remove("torch")
+        print("torch: not tried, because `make setup-torch` has not installed a build for CPUs", flush=True)
     # Report and dashboard are of the store that the simulator's environment writes: one after the other.
     readers = [extra for extra in ("report", "dashboard") if extra in extras]
     chains = [[extra] for extra in extras if extra not in ("sim", *readers)]
@@ -365,8 +369,7 @@ def main() -> None:
         chains.insert(0, ["sim", *readers])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "constraints.txt").write_text("\n".join(pinned))
-        workshop = Workshop(folder, build_wheel(folder), ["--constraint", folder / "constraints.txt"], threading.Lock())
+        workshop = Workshop(folder, build_wheel(folder), options.oldest, threading.Lock())
         with ThreadPoolExecutor(max_workers=2) as pool:
             failed = [extra for names in pool.map(workshop.attempt, chains) for extra in names]
     sys.exit(f"These extras do not work alone: {', '.join(failed)}." if failed else 0)
