@@ -10,6 +10,7 @@ from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Signal
 from fedpick.core.types import Probe, Selection
 from fedpick.sim import Faults, LocalTraining, ServerStep, Simulator, TorchTask, Waiting, devices, simulate, tasks
+from fedpick.sim.torch_engine.task import cross_entropy
 from tests.sim.naive_loop import make_federation, quadratic_federation
 from tests.sim.test_training import SERVERS, SOLVERS
 
@@ -94,6 +95,32 @@ def test_buffers_are_averaged_with_normalised_weights():
     tracked = simulator.params.buffers[2]
     assert tracked.dtype == torch.int64 and int(tracked) == round((0.2 * 10 + 0.1 * 2 + 0.1 * 6) / 0.4)
     assert simulator.model_bytes == 4 * (6 * 8 + 8 + 8 + 8 + 8 * 3 + 3) + 4 * 16 + 8
+
+
+class Scaled(nn.Module):
+    """With a parameter that is one number, and a gradient that PyTorch gives as an expanded view."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale, self.shift = nn.Linear(6, 3), nn.Parameter(torch.ones(())), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        return self.layer(x) * self.scale + self.shift
+
+
+@pytest.mark.parametrize("group", [None, 1])
+def test_parameters_of_any_shape(group):
+    local = LocalTraining(lr=0.1, epochs=2, batch_size=5, momentum=0.5, proximal=0.1, weight_decay=0.01)
+    follow(build(Scaled, local=local, group=group), Scaled())
+
+
+@pytest.mark.parametrize("classes", [2, 10, 16, 20])
+def test_the_cross_entropy_is_pytorchs(classes):
+    outputs, y = torch.randn(7, classes, requires_grad=True), torch.arange(7) % classes
+    mine, theirs = cross_entropy(outputs, y), nn.functional.cross_entropy(outputs, y, reduction="none")
+    torch.testing.assert_close(mine, theirs)
+    gradients = [torch.autograd.grad(loss.sum(), outputs)[0] for loss in (mine, theirs)]
+    torch.testing.assert_close(*gradients)
 
 
 TASKS = {

@@ -22,7 +22,7 @@ from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose
 from fedpick.sim import hashing
-from fedpick.sim.engine import Combine, Float32Array, Trained, Work
+from fedpick.sim.engine import Float32Array, Trained, Work
 from fedpick.sim.examples import Examples
 from fedpick.sim.settings import LocalTraining, ServerStep
 from fedpick.sim.torch_engine.checks import check_module, labels
@@ -46,7 +46,8 @@ GROUP = 64
 class _Answer(NamedTuple):
     """What one client sends back."""
 
-    update: tuple[Tensor, ...]
+    update: Tensor
+    """(P,)"""
     buffers: tuple[Tensor, ...]
     loss: float
     norm: float
@@ -145,6 +146,22 @@ class TorchEngine:
     def _zeros(self) -> tuple[Tensor, ...]:
         return tuple(torch.zeros_like(weight) for weight in self._initial.weights)
 
+    def _shaped(self, rows: Tensor) -> list[Tensor]:
+        """(..., P) all weights in one row as views in their shapes."""
+        parts = torch.split(rows, [weight.numel() for weight in self._initial.weights], dim=-1)
+        pairs = zip(parts, self._initial.weights, strict=True)
+        return [part.unflatten(-1, weight.shape) if weight.ndim else part.squeeze(-1) for part, weight in pairs]
+
+    def _head(self, update: Tensor) -> Float32Array:
+        """The update of the last layer's bias: the last one-dimensional parameter of the model.
+
+        A model without one is described by the mean over the inputs of its last parameter.
+        """
+        changes = self._shaped(update)
+        biases = [change for change in changes if change.ndim == 1]
+        head = biases[-1] if biases else changes[-1].reshape(len(changes[-1]), -1).mean(dim=1)
+        return np.asarray(head)
+
     def leaves(self, params: Model, velocity: Any) -> list[Any]:
         """Return the arrays of a model, in a fixed order."""
         return [*params.weights, *params.buffers, *velocity]
@@ -164,49 +181,41 @@ class TorchEngine:
         losses, norms = np.full((2, count), np.nan, np.float32)
         weights = work.weights.astype(np.float32)
         sketches: list[Any] = []
-        total, buffers = self._zeros(), [torch.zeros_like(buffer, dtype=torch.float64) for buffer in params.buffers]
+        total = torch.zeros(self.num_parameters)
+        buffers = [torch.zeros_like(buffer, dtype=torch.float64) for buffer in params.buffers]
         combine = work.combine or (self.server.combine if self.server.robust else None)
         received: list[tuple[float, Any]] = []
         for place, answer in enumerate(self._answers(params, work)):
             losses[place], norms[place] = answer.loss, answer.norm
             if work.sketch:
-                sketches.append(_head(answer.update).numpy())
+                sketches.append(self._head(answer.update))
             finite = math.isfinite(answer.norm)
             weight = float(weights[place]) if finite else 0.0
             if combine is not None:
-                received.append((weight, _flat(answer.update)))
+                received.append((weight, answer.update.numpy()))
             elif finite:
-                torch._foreach_add_(total, answer.update, alpha=weight)
+                total.add_(answer.update, alpha=weight)
             if finite:
                 for so_far, buffer in zip(buffers, answer.buffers, strict=True):
                     so_far += weight * buffer.to(torch.float64)
         shares = float(weights[np.isfinite(norms)].sum(dtype=np.float64))
         moves = shares > 0
         if combine is not None:
-            combined = self._combined(combine, received)
-            total, moves = combined or total, combined is not None
+            rows = np.array([row for _, row in received], np.float32).reshape(len(received), self.num_parameters)
+            combined = combine(rows, np.array([weight for weight, _ in received]))
+            moves = combined is not None
+            total = total if combined is None else torch.from_numpy(combined.astype(np.float32))
         described = np.stack(sketches) if sketches else np.empty((count, 0), np.float32)
         if moves:
             mean = params.buffers
             if shares > 0:
                 mean = tuple(_as(value / shares, old) for value, old in zip(buffers, params.buffers, strict=True))
-            stepped, moved = self._server_step(params.weights, velocity, total, work.server_lr)
+            stepped, moved = self._server_step(params.weights, velocity, self._shaped(total), work.server_lr)
             if all(bool(torch.isfinite(tensor).all()) for tensor in [*stepped, *mean]):
                 params, velocity = Model(stepped, mean), moved
             else:
                 losses, norms, described = (np.full_like(values, np.nan) for values in (losses, norms, described))
         return Trained(params, velocity, losses, norms, described)
-
-    def _combined(self, combine: Combine, received: Sequence[tuple[float, Any]]) -> tuple[Tensor, ...] | None:
-        """What takes the place of the weighted sum of the updates; None: there is no step."""
-        rows = np.array([row for _, row in received], np.float32).reshape(len(received), self.num_parameters)
-        total = combine(rows, np.array([weight for weight, _ in received]))
-        if total is None:
-            return None
-        flat = torch.from_numpy(total.astype(np.float32))
-        sizes = [weight.numel() for weight in self._initial.weights]
-        parts = zip(torch.split(flat, sizes), self._initial.weights, strict=True)
-        return tuple(part.view(weight.shape) for part, weight in parts)
 
     def _server_step(
         self, weights: Sequence[Tensor], velocity: Any, total: Sequence[Tensor], lr: float
@@ -253,26 +262,23 @@ class TorchEngine:
         with self._replica() as replica:
             if self.group > 1:
                 stack, losses = self._trainer.stacked(replica, params, batches, work.lr)
-                buffers = params.buffers
             else:
-                losses = [self._trainer.one(replica, params, batches, work.lr)]
-                trained = replica.state()
-                stack, buffers = [weight[None] for weight in trained.weights], trained.buffers
-        updates = [new.cpu() - old for new, old in zip(stack, params.weights, strict=True)]
+                losses = self._trainer.one(replica, params, batches, work.lr)
+                stack = [weight.detach()[None] for weight in replica.weights]
+            updates = torch.empty(len(places), self.num_parameters)
+            for change, new, old in zip(self._shaped(updates), stack, params.weights, strict=True):
+                torch.sub(new.cpu(), old, out=change)
+            buffers = tuple(buffer.detach().cpu().clone() for buffer in replica.buffers)
         if (factors != 1).any():
-            updates = [_scaled(update, factors) for update in updates]
-        squares = sum((update * update).flatten(1).sum(dim=1) for update in updates)
-        norms = torch.sqrt(squares).tolist()
+            updates *= torch.tensor(factors[:, None], dtype=torch.float32)
+        norms = torch.sqrt((updates * updates).sum(dim=1)).tolist()
         if not all(bool(torch.isfinite(buffer).all()) for buffer in buffers):
             norms = [math.nan] * len(places)
-        # From the order of the mini-batches back to that of the cohort. A client without data has no loss.
+        # A client without data has no loss.
+        losses = [loss if steps else math.nan for loss, steps in zip(losses.tolist(), batches.steps, strict=True)]
+        # From the order of the mini-batches back to that of the cohort.
         return [
-            _Answer(
-                tuple(update[index] for update in updates),
-                buffers,
-                losses[index] if batches.steps[index] else math.nan,
-                norms[index],
-            )
+            _Answer(updates[index], buffers, losses[index], norms[index])
             for index in np.argsort(batches.places).tolist()
         ]
 
@@ -324,7 +330,7 @@ class TorchEngine:
 
     def updates(self, params: Model, work: Work, sketch: int | None) -> FloatArray:
         """(k, s): the update of each client, or its count sketch."""
-        rows = [_flat(answer.update).astype(np.float64) for answer in self._answers(params, work)]
+        rows = [answer.update.numpy().astype(np.float64) for answer in self._answers(params, work)]
         if not rows:
             return np.empty((0, 1))
         if sketch is None:
@@ -337,7 +343,9 @@ class TorchEngine:
         noise = self._tensor(self.examples.noise(self._measure_key(), noise_examples))
         found = []
         for answer in self._answers(params, work):
-            weights = tuple(old + change for old, change in zip(params.weights, answer.update, strict=True))
+            weights = tuple(
+                old + change for old, change in zip(params.weights, self._shaped(answer.update), strict=True)
+            )
             with self._replica() as replica, torch.no_grad():
                 replica.load(Model(weights, answer.buffers), train=False)
                 outputs = replica.module(as_inputs(noise, self.shape)).reshape(len(noise), -1)
@@ -346,25 +354,6 @@ class TorchEngine:
 
     def _measure_key(self) -> hashing.Key:
         return hashing.key_from(self.seed, int(Purpose.MEASURE))
-
-
-def _head(update: Sequence[Tensor]) -> Tensor:
-    """The update of the last layer's bias: the last one-dimensional parameter of the model.
-
-    A model without one is described by the mean over the inputs of its last parameter.
-    """
-    biases = [change for change in update if change.ndim == 1]
-    return biases[-1] if biases else update[-1].reshape(len(update[-1]), -1).mean(dim=1)
-
-
-def _flat(update: Sequence[Tensor]) -> Any:
-    """(P,) an update as one row."""
-    return torch.cat([change.reshape(-1) for change in update]).numpy()
-
-
-def _scaled(update: Tensor, factors: FloatArray) -> Tensor:
-    """(c, ...) updates, each times its factor."""
-    return update * torch.tensor(factors, dtype=torch.float32).view(-1, *[1] * (update.ndim - 1))
 
 
 def _as(value: Tensor, like: Tensor) -> Tensor:

@@ -129,22 +129,21 @@ class Trainer(NamedTuple):
     random: bool
     """Whether the module draws random numbers while it trains."""
 
-    def one(self, replica: Replica, model: Model, batches: MiniBatches, lr: float) -> float:
-        """Train the replica as the only client of these mini-batches; return the mean training loss."""
+    def one(self, replica: Replica, model: Model, batches: MiniBatches, lr: float) -> Tensor:
+        """Train the replica as the only client of these mini-batches; return the (1,) mean training loss."""
         replica.load(model, train=True)
         weights = replica.weights
-        received, velocity = self._start(weights)
+        solver = _Solver(self.local, self.task.ridge, weights, lr)
         total = torch.zeros((), device=self.x.device)
         for step, (rows, counts) in enumerate(zip(batches.rows, batches.counts, strict=True)):
             index = torch.from_numpy(rows[counts]).to(self.x.device)
             x, y = as_inputs(self.x.index_select(0, index), self.shape), self.y.index_select(0, index)
-            losses = self.task.loss(self._outputs(replica, x, batches.keys, step), y)
-            loss = losses.mean() + self.ridge(weights)
+            loss = self.task.loss(self._outputs(replica, x, batches.keys, step), y).mean()
             gradient = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
             with torch.no_grad():
-                total += loss
-                self._descend(weights, list(gradient), received, velocity, lr)
-        return float(total) / max(len(batches.rows), 1)
+                total += loss + self.ridge(weights)
+                solver.descend(weights, gradient)
+        return (total / max(len(batches.rows), 1)).reshape(1)
 
     def _outputs(self, replica: Replica, x: Tensor, key: hashing.Key, step: int) -> Tensor:
         if not self.random:
@@ -157,42 +156,35 @@ class Trainer(NamedTuple):
                 torch.cuda.manual_seed(seed)
             return replica.module(x)
 
-    def stacked(
-        self, replica: Replica, model: Model, batches: MiniBatches, lr: float
-    ) -> tuple[list[Tensor], list[float]]:
-        """Train several clients as one: (c, ...) of every weight after training, and their mean training losses.
+    def stacked(self, replica: Replica, model: Model, batches: MiniBatches, lr: float) -> tuple[list[Tensor], Tensor]:
+        """Train several clients as one: (c, ...) of every weight after training, and their (c,) mean training losses.
 
         All weights get one more dimension, the clients'. The clients do not share any sum, so that each of them gets
         the same numbers in any company.
         """
         replica.load(model, train=True)
-        every = len(batches.places)
-        stack = [_stack(weight.detach(), every) for weight in replica.weights]
-        received, velocity = self._start(stack)
+        every, width = len(batches.places), batches.rows.shape[1]
+        stack = [_stack(weight.detach(), every).requires_grad_() for weight in replica.weights]
+        solver = _Solver(self.local, self.task.ridge, stack, lr)
         total = torch.zeros(every, device=self.x.device)
-        masked = not bool(batches.counts.all())
-        first, width = 0, batches.rows.shape[1]
+        index = torch.from_numpy(batches.rows.reshape(-1)).to(self.x.device)
+        # Every example counts as its share of the mean loss of its client.
+        counts = batches.counts / np.maximum(np.count_nonzero(batches.counts, axis=1, keepdims=True), 1)
+        shares = torch.from_numpy(counts.astype(np.float32)).to(self.x.device).view(-1)
+        first = 0
         for active in batches.active.tolist():
-            part = slice(first, first + active)
-            first += active
-            index = torch.from_numpy(batches.rows[part].reshape(-1)).to(self.x.device)
-            x = as_inputs(self.x.index_select(0, index), self.shape)
-            weights = [weight[:active].detach().requires_grad_() for weight in stack]
-            outputs = stacked_outputs(replica, weights, x.unflatten(0, (active, width)))
-            losses = self.task.loss(outputs.flatten(0, 1), self.y.index_select(0, index)).view(active, width)
-            if masked:
-                counts = torch.from_numpy(batches.counts[part]).to(self.x.device)
-                loss = torch.where(counts, losses, 0.0).sum(dim=1) / counts.sum(dim=1)
-            else:
-                loss = losses.mean(dim=1)
-            loss = loss + self.ridge(weights, stacked=True)
-            gradient = torch.autograd.grad(loss.sum(), weights, allow_unused=True, materialize_grads=True)
+            part = slice(first, first + active * width)
+            first += active * width
+            x = as_inputs(self.x.index_select(0, index[part]), self.shape).unflatten(0, (active, width))
+            weights = stack if active == every else [weight[:active].detach().requires_grad_() for weight in stack]
+            outputs = stacked_outputs(replica, weights, x).flatten(0, 1)
+            losses = self.task.loss(outputs, self.y.index_select(0, index[part])).float()
+            gradient = torch.autograd.grad(losses, weights, shares[part], allow_unused=True, materialize_grads=True)
             with torch.no_grad():
-                total[:active] += loss
-                kept, moving = ([each[:active] for each in tensors] for tensors in (received, velocity))
-                self._descend(weights, list(gradient), kept, moving, lr)
-        means = total.cpu().numpy() / np.maximum(batches.steps, 1)
-        return stack, means.tolist()
+                total[:active] += (losses * shares[part]).view(active, width).sum(dim=1) + self.ridge(weights, True)
+                solver.descend(weights, gradient, active)
+        steps = torch.from_numpy(np.maximum(batches.steps, 1)).to(self.x.device)
+        return [weight.detach() for weight in stack], total / steps
 
     def ridge(self, weights: Sequence[Tensor], stacked: bool = False) -> Any:
         """The ridge term of the loss; of every client if the weights are stacked."""
@@ -203,31 +195,30 @@ class Trainer(NamedTuple):
         ]
         return 0.5 * self.task.ridge * sum(squares)
 
-    def _start(self, weights: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """What the local solver keeps: the received weights and the momentum, where it needs them."""
-        received = [weight.detach().clone() for weight in weights] if self.local.proximal else []
-        velocity = [torch.zeros_like(weight) for weight in weights] if self.local.momentum else []
-        return received, velocity
 
-    def _descend(
-        self,
-        weights: Sequence[Tensor],
-        gradient: list[Tensor],
-        received: Sequence[Tensor],
-        velocity: list[Tensor],
-        lr: float,
-    ) -> None:
-        """Take one step of SGD, in place; PyTorch's form of momentum and decay."""
-        local = self.local
-        if local.weight_decay:
-            torch._foreach_add_(gradient, weights, alpha=local.weight_decay)
-        if local.proximal:
-            torch._foreach_add_(gradient, torch._foreach_sub(weights, received), alpha=local.proximal)
-        if local.momentum:
-            torch._foreach_mul_(velocity, local.momentum)
+class _Solver:
+    """SGD in place, with PyTorch's form of momentum and decay."""
+
+    def __init__(self, local: LocalTraining, ridge: float, weights: Sequence[Tensor], lr: float) -> None:
+        self.lr, self.momentum, self.proximal = lr, local.momentum, local.proximal
+        self.decay = local.weight_decay + ridge
+        self.received = [weight.detach().clone() for weight in weights] if local.proximal else []
+        self.velocity = [torch.zeros_like(weight) for weight in weights] if local.momentum else []
+
+    def descend(self, weights: Sequence[Tensor], gradient: Sequence[Tensor], active: int | None = None) -> None:
+        """Take one step; only with the first `active` of stacked clients, whose weights these are then."""
+        received, velocity = self.received, self.velocity
+        if active is not None:
+            received, velocity = ([each[:active] for each in kept] for kept in (received, velocity))
+        if self.decay:
+            gradient = torch._foreach_add(gradient, weights, alpha=self.decay)
+        if self.proximal:
+            gradient = torch._foreach_add(gradient, torch._foreach_sub(weights, received), alpha=self.proximal)
+        if self.momentum:
+            torch._foreach_mul_(velocity, self.momentum)
             torch._foreach_add_(velocity, gradient)
             gradient = velocity
-        torch._foreach_add_(weights, gradient, alpha=-lr)
+        torch._foreach_add_(weights, gradient, alpha=-self.lr)
 
 
 def _stack(weight: Tensor, count: int) -> Tensor:
