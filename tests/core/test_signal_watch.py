@@ -93,6 +93,24 @@ def test_a_measure_that_ignores_trials_is_one_warning():
     assert play(Session(fedcor(updates="round"), CLIENTS), 8, measure=ignores) == []
 
 
-def test_a_driver_that_states_its_signals_warns_by_itself():
-    session = Session(fedpick.policies.get("afl"), CLIENTS, provides=frozenset({fedpick.Signal.OUTCOME_LOSS}))
-    assert play(session, 8) == []
+def test_a_driver_that_states_its_signals_is_watched_too():
+    signals = frozenset(fedpick.Signal) - {fedpick.Signal.TRIAL}
+    session = Session(fedpick.policies.get("afl"), CLIENTS, provides=signals)
+    assert play(session, 2) == []
+    (said,) = play(session, 8)
+    assert said.startswith("afl needs Outcome.loss, which the driver states that it provides, and no client reported")
+    assert play(Session(fedpick.policies.get("afl"), CLIENTS, provides=signals), 8, loss=LOSSES) == []
+    session = Session(fedpick.policies.get("pow-d", num_candidates=4), CLIENTS, provides=signals)
+    (said,) = play(session, 8, measure=lambda probe: np.full(len(probe.clients), np.nan))
+    assert said.startswith("pow-d asks clients for 'loss', which the driver states that it provides, and none answered")
+
+
+def test_trials_that_change_nothing_now_and_then_are_no_warning():
+    trials = []
+
+    def tries(probe):
+        trials.append(probe.trial is not None)
+        return LOSSES[probe.clients] - (0.01 if probe.trial is not None and sum(trials) % 3 == 0 else 0.0)
+
+    assert play(Session(fedcor(), CLIENTS), 30, measure=tries) == []
+    assert sum(trials) > 8

@@ -18,6 +18,7 @@ from fedpick.experiments.executors import Inline, Processes, StopFlag
 from fedpick.experiments.progress import Progress
 from fedpick.experiments.runner import default_processes, make_executor, run
 from fedpick.experiments.store import Store
+from fedpick.experiments.toml import toml_text
 from tests.experiments.store_content import content
 from tests.experiments.tiny import SLOW, slow_spec, tiny_spec
 
@@ -195,6 +196,7 @@ SCRIPT = """
 import sys
 from fedpick.experiments.runner import run
 from fedpick.experiments.store import Store
+from fedpick.experiments.toml import toml_text
 from tests.experiments.tiny import slow_spec
 if __name__ == "__main__":
     report = run(slow_spec(), Store(sys.argv[1]), processes=int(sys.argv[2]))
@@ -216,13 +218,13 @@ def rounds_there(file: Path) -> int:
 
 
 def kill_and_resume(tmp_path: Path, kills: int, processes: int) -> Store:
-    """Kill -9 `kills` times at random moments, from start-up to the middle of the work; then run to the end."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    file = tmp_path / "killed.sqlite"
+    """Kill -9 `fedpick run` at random moments, from start-up to the middle of the work; then run it to the end."""
+    spec, file = tmp_path / "slow.toml", tmp_path / "killed.sqlite"
+    spec.write_text(toml_text(slow_spec().to_dict()))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     environment["TINY_SLEEP"] = str(0.02 * max(1, kills / 12))  # the run must not end before the last kill
-    command = [sys.executable, str(script), str(file), str(processes)]
+    options = ["--store", str(file), "--processes", str(processes), "--no-report", "--quiet"]
+    command = [sys.executable, "-m", "fedpick", "run", str(spec), *options]
     rng = np.random.default_rng(0)
     in_the_middle = 0
     for kill in range(kills):

@@ -2,70 +2,77 @@
 
 import sqlite3
 
+import numpy as np
+import pytest
+
+from fedpick.experiments.encoding import array_bytes
 from fedpick.experiments.store import open_store
-from fedpick.report.analysis import load_results
 from fedpick.report.material import read_material
-from fedpick.report.tables import render, tables_of
+from fedpick.report.tables import FORMATS, render, tables_of
 from tests.fuzz.damage import ODD_VALUES, both, damaged, pick, survives
 from tests.report.report_store import make_spec, make_store
 
 
-def read_everything(path):
+def read_everything(path, rng):
     store = open_store(path)
     try:
         for experiment in store.experiments():
-            results = load_results(store, experiment)
-            for form in ("terminal", "csv", "markdown", "latex"):
-                render(tables_of(results), form)
+            results = read_material(store, experiment).results
+            render(tables_of(results), pick(rng, list(FORMATS)))
             for run in store.runs(experiment.id):
                 list(store.records(run.id))
                 for name, rounds in store.array_names(run.id).items():
                     for index in rounds:
                         store.array(run.id, index, name)
-            read_material(store, experiment)
     finally:
         store.close()
 
 
-def small_store(tmp_path):
-    path = tmp_path / "good.sqlite"
-    make_store(path, make_spec(rounds=8, seeds=1), num_clients=8, num_classes=3).close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA journal_mode = DELETE")
-    connection.close()
-    return path
+@pytest.fixture(scope="module")
+def contents(tmp_path_factory):
+    """The bytes of two small stores: a run with arrays, and one with numbers that its policy reported."""
+    found = []
+    for label in ("fedcor", "ca-fed"):
+        path = tmp_path_factory.mktemp("store") / f"{label}.sqlite"
+        make_store(path, make_spec((label,), rounds=6, seeds=1), num_clients=6, num_classes=3).close()
+        with sqlite3.connect(path) as connection:
+            accuracies = array_bytes(np.linspace(0, 1, 6).astype("<f4"))
+            connection.execute("INSERT INTO client_accuracies VALUES (1, 6, 'test', ?)", (accuracies,))
+            connection.execute("PRAGMA journal_mode = DELETE")
+        connection.close()
+        found.append(path.read_bytes())
+    return found
 
 
 @both
-def test_damaged_bytes(tmp_path, cases):
-    content = small_store(tmp_path).read_bytes()
+def test_damaged_bytes(tmp_path, contents, cases):
     file = tmp_path / "damaged.sqlite"
 
     def case(rng):
-        file.write_bytes(damaged(content, rng))
-        read_everything(file)
+        file.write_bytes(damaged(pick(rng, contents), rng))
+        read_everything(file, rng)
 
     assert survives(case, cases, seed=9) > cases // 10
 
 
 @both
-def test_odd_values_in_rows(tmp_path, cases):
-    content = small_store(tmp_path).read_bytes()
+def test_odd_values_in_rows(tmp_path, contents, cases):
     file = tmp_path / "odd.sqlite"
     storable = [value for value in ODD_VALUES if isinstance(value, (int, float, str, bytes, type(None)))]
     storable = [value for value in storable if not isinstance(value, int) or abs(value) < 2**63]
 
     def case(rng):
-        file.write_bytes(content)
+        file.write_bytes(pick(rng, contents))
         connection = sqlite3.connect(file)
+        connection.execute("PRAGMA synchronous = OFF")
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for _ in range(int(rng.integers(1, 3))):
             table = pick(rng, tables)
             column = pick(rng, [row[1] for row in connection.execute(f"PRAGMA table_info({table})")])
-            row = connection.execute(f"SELECT rowid, {column} FROM {table} ORDER BY RANDOM() LIMIT 1").fetchone()
-            if row is None:
+            rows = connection.execute(f"SELECT rowid, {column} FROM {table} ORDER BY rowid").fetchall()
+            if not rows:
                 continue
-            value = pick(rng, storable)
+            row, value = pick(rng, rows), pick(rng, storable)
             if isinstance(row[1], (bytes, str)) and row[1] and rng.random() < 0.5:
                 old = row[1] if isinstance(row[1], bytes) else row[1].encode()
                 value = damaged(old, rng)
@@ -76,6 +83,6 @@ def test_odd_values_in_rows(tmp_path, cases):
                 continue
         connection.commit()
         connection.close()
-        read_everything(file)
+        read_everything(file, rng)
 
     survives(case, cases, seed=10)

@@ -137,9 +137,10 @@ def get(name: str, **hyper_parameters: Any) -> Policy[Any]:
 def name_of(policy: Policy[Any]) -> str | None:
     """Return the registered name of a policy's class, or None."""
     wanted = f"{type(policy).__module__}:{type(policy).__qualname__}"
-    candidates = [*BUILT_IN.items(), *((name, entry.value) for name, entry in _plugins().items())]
-    named = [name for name, path in candidates if path == wanted]
-    return named[0] if named else None
+    for name, path in BUILT_IN.items():
+        if path == wanted:
+            return name  # finding plug-ins takes 10 ms: it reads the metadata of every installed package
+    return next((name for name, entry in _plugins().items() if entry.value == wanted), None)
 
 
 def parameters(policy: Policy[Any]) -> dict[str, Any]:

@@ -68,8 +68,8 @@ class Session:
         policy: the policy.
         clients: the table of clients.
         seed: the seed of all the policy's random choices.
-        provides: the signals that the driver provides. A policy that needs more is refused. None: not checked; instead
-            the session warns (`FedpickWarning`) if a needed signal does not arrive for three rounds.
+        provides: the signals that the driver provides. A policy that needs more is refused. None: not checked. Either
+            way the session warns (`FedpickWarning`) if a needed signal does not arrive for three rounds.
         report_limit: reports beyond this limit count as no answer.
         guard: what the session does about reports that may be false: "off", "mild", "strict" or a `Guard`.
 
@@ -115,7 +115,7 @@ class Session:
         self._report_limit = number("Session", "report_limit", "(0, inf]", value=report_limit)
         self._state = policy.init(self.clients, stream(self.seed, 0, Purpose.INIT))
         self._guard = self.guard.start(policy, self.clients)
-        self._watch = SignalWatch(policy) if provides is None else None
+        self._watch = SignalWatch(policy, stated=provides is not None)
         self._pending: _Pending | None = None
         self._saved_in: Path | None = None
 
@@ -185,8 +185,7 @@ class Session:
                         probed[probe.clients] = True
                 measurements.append(answer)
             context = replace(context, measurements=tuple(measurements))
-            if self._watch is not None:
-                self._watch.asked(probes, context.measurements)
+            self._watch.asked(probes, context.measurements)
         selection, state = self.policy.select(self._state, context, stream(self.seed, self.round, Purpose.SELECT))
         _check_selection(selection, context, self.policy)
         notes |= {name: count for name, count in (("rejected_reports", rejected), ("cut_reports", cut)) if count}
@@ -245,8 +244,7 @@ class Session:
         self._state = self.policy.observe(pending.state, outcome)
         self._guard, self._pending = guard, None
         self.round += 1
-        if self._watch is not None:
-            self._watch.told(outcome)
+        self._watch.told(outcome)
         return {name: count for name, count in (("rejected_reports", rejected), ("cut_reports", cut)) if count}
 
     def grow(self, clients: Clients) -> None:
@@ -332,7 +330,7 @@ class Session:
         members, saved = _read(file)
         if policy is not None:
             _refuse_another_policy(policy, saved, path)
-        elif saved["policy"] not in registry.names():
+        elif saved["policy"] not in registry.BUILT_IN and saved["policy"] not in registry.names():
             raise StateFileError(
                 f"The session in {path} used the policy {saved['policy']!r}, which is not registered here. "
                 "Install its package, or pass Session.load(path, policy=...)."

@@ -1,7 +1,4 @@
-"""Warnings about signals that do not arrive. Without them a policy that learns nothing would look like a bad policy.
-
-A driver that passes `provides` to its session warns by itself, in its own words: the Flower adapter does.
-"""
+"""Warnings about signals that do not arrive. Without them a policy that learns nothing would look like a bad policy."""
 
 from __future__ import annotations
 
@@ -24,10 +21,14 @@ PATIENCE = 3
 
 
 class SignalWatch:
-    """Counts the rounds in which a needed signal did not arrive. Warns once per signal."""
+    """Counts the rounds in a row in which a needed signal did not arrive. Warns once per signal.
 
-    def __init__(self, policy: Policy[Any]) -> None:
+    `stated`: the driver states that it provides these signals, so the caller of the session is not to blame.
+    """
+
+    def __init__(self, policy: Policy[Any], *, stated: bool = False) -> None:
         self._policy = policy
+        self._stated = stated
         self._reports = tuple(signal for signal in sorted(policy.needs) if signal.startswith("outcome."))
         self._answered: dict[Signal, bool] = {}
         self._missed: Counter[Signal] = Counter()
@@ -44,13 +45,9 @@ class SignalWatch:
             self._answered[probe.signal] = self._answered.get(probe.signal, False) or came
             if probe.trial is None:
                 untried = answers
-            elif came and untried is not None and _same(answers, untried):
-                self._warn(
-                    Signal.TRIAL,
-                    "asks for losses after a trial cohort, and `measure` returned the losses of the current model. "
-                    "Where probe.trial is not None, train probe.trial.clients, measure the resulting model and discard "
-                    "it",
-                )
+            elif came and untried is not None:
+                # A trial whose clients all fail changes nothing: the losses are equal in that round.
+                self._answered[Signal.TRIAL] = not _same(answers, untried)
 
     def told(self, outcome: Outcome) -> None:
         """Count the signals of the round. A round in which no client completed says nothing about reports."""
@@ -60,22 +57,28 @@ class SignalWatch:
             arrived = arrived | {signal: not np.isnan(values).all() for signal, values in reports.items()}
         for signal, came in arrived.items():
             self._missed[signal] = 0 if came else self._missed[signal] + 1
-            if self._missed[signal] < PATIENCE:
-                continue
-            if signal in self._reports:
-                name = _field(signal)
-                advice = f"needs Outcome.{name}, and no client reported it in {PATIENCE} rounds. Report it with "
-                self._warn(signal, f"{advice}session.tell(Outcome(..., {name}=...))")
-            else:
-                advice = f"asks clients for {signal.value!r}, and none answered in {PATIENCE} rounds. Let `measure` "
-                self._warn(signal, f"{advice}return one finite value per client in probe.clients")
+            if self._missed[signal] >= PATIENCE and signal not in self._warned:
+                self._warned.add(signal)
+                name = registry.name_of(self._policy) or type(self._policy).__name__
+                words = f"{name} {self._sentence(signal)}, or choose a policy that does without."
+                warnings.warn(words, FedpickWarning, stacklevel=3)  # the caller of Session.tell
 
-    def _warn(self, signal: Signal, sentence: str) -> None:
-        if signal not in self._warned:
-            self._warned.add(signal)
-            name = registry.name_of(self._policy) or type(self._policy).__name__
-            # Level 4 is the caller of Session.ask or Session.tell.
-            warnings.warn(f"{name} {sentence}, or choose a policy that does without.", FedpickWarning, stacklevel=4)
+    def _sentence(self, signal: Signal) -> str:
+        if signal is Signal.TRIAL:
+            return (
+                f"asks for losses after a trial cohort, and `measure` returned the losses of the current model "
+                f"{PATIENCE} times. Where probe.trial is not None, train probe.trial.clients, measure the resulting "
+                "model and discard it"
+            )
+        stated = ", which the driver states that it provides" if self._stated else ""
+        if signal in self._reports:
+            name = _field(signal)
+            advice = "Let the clients report it" if stated else f"Report it with session.tell(Outcome(..., {name}=...))"
+            return f"needs Outcome.{name}{stated}, and no client reported it in {PATIENCE} rounds. {advice}"
+        advice = (
+            "Let the clients answer" if stated else "Let `measure` return one finite value per client in probe.clients"
+        )
+        return f"asks clients for {signal.value!r}{stated}, and none answered in {PATIENCE} rounds. {advice}"
 
 
 def _field(signal: Signal) -> str:
