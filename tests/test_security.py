@@ -46,7 +46,9 @@ def tags_of(path):
 def hostile(value):
     """The same tree with EVIL in every text, except in the names that fedpick looks up."""
     if isinstance(value, dict):
-        return {f"{key}{EVIL}" if key in ("beta", "lr") else key: hostile(each) for key, each in value.items()}
+        return {
+            f"{key}{EVIL}" if key in ("beta", "lr", "number") else key: hostile(each) for key, each in value.items()
+        }
     if isinstance(value, list):
         return [hostile(each) for each in value]
     return value + EVIL if isinstance(value, str) else value
@@ -57,7 +59,8 @@ def test_text_of_a_foreign_store_is_never_markup(tmp_path):
     files = {}
     for name in ("plain", "hostile"):
         path = tmp_path / f"{name}.sqlite"
-        make_store(path, make_spec(rounds=5)).close()
+        # Three lines of one policy with different numbers: a chart of its own.
+        make_store(path, make_spec(("uniform", "fedcor", "ca-fed", "a", "b"), rounds=5, seeds=1)).close()
         if name == "hostile":
             with sqlite3.connect(path) as connection:
                 for table, texts, trees in (
@@ -83,6 +86,7 @@ def test_text_of_a_foreign_store_is_never_markup(tmp_path):
     text = (tmp_path / "hostile.html").read_text(encoding="utf-8")
     assert EVIL not in text
     assert escape(EVIL) in text
+    assert "sweep-uniform--script" in text
 
 
 def fingerprint(directory):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import sqlite3
 import sys
 import tracemalloc
 import zipfile
@@ -194,6 +195,19 @@ def test_a_damaged_store_is_told_in_a_sentence(tmp_path):
             read()
     with pytest.raises(StoreError, match="damaged or cannot be read"):
         store.federation(run.federation_id)
+    store.close()
+
+
+def test_diagnostics_that_are_no_table_are_told_in_a_sentence(tmp_path):
+    path = tmp_path / "a.sqlite"
+    make_store(path, make_spec(("uniform",), rounds=2, seeds=1)).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE rounds SET diagnostics = '1.5' WHERE round = 1")
+    connection.close()
+    store = open_store(path)
+    for read in (store.diagnostics, store.rounds, lambda run_id: list(store.records(run_id))):
+        with pytest.raises(StateFileError, match="not a table"):
+            read(1)
     store.close()
 
 

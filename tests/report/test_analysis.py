@@ -77,6 +77,19 @@ def test_the_sweep_on_the_page_is_the_final_accuracy(store):
     assert drawn["logarithmic"]
 
 
+def test_two_sweeps_of_one_hyper_parameter_have_keys_of_their_own(tmp_path):
+    spec = sweep_spec(seeds=1)
+    family = [each for each in spec.policies if "kappa2" in each.parameters]
+    other = [
+        dataclasses.replace(each, label=f"{each.label}, tau", parameters={**each.parameters, "tau": 0.5})
+        for each in family
+    ]
+    made = make_store(tmp_path / "s.sqlite", dataclasses.replace(spec, policies=(*spec.policies, *other)))
+    for key, line in (("sweep-ca-fed-kappa2", family), ("sweep-ca-fed-kappa2-2", other)):
+        assert chart(made, key).data["labels"] == [each.label for each in line]
+    made.close()
+
+
 def test_the_forest_is_the_table_of_differences(store, tmp_path):
     results = analysis.load_results(store, store.experiment())
     drawn = chart(store, "differences", against="uniform").data

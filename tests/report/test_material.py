@@ -169,12 +169,12 @@ print(time.process_time(), memory, (path.stat().st_size - len(get_plotlyjs().enc
 
 @pytest.mark.slow
 def test_a_report_of_a_million_rounds(tmp_path):
-    """The aim is 15 s, 200 MB and 2 MB of HTML beside Plotly; a busy machine took 38 s, 232 MB and 2.0 MB."""
+    """At most 200 MB, and 2 MB of HTML beside Plotly. A busy machine took 13 s of CPU time, 155 MB and 1.9 MB."""
     make_large_store(tmp_path / "large.sqlite", 1_000_000)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", SCRIPT, tmp_path / "large.sqlite", tmp_path / "report.html"]
     shown = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], check=True, capture_output=True)
     seconds, memory, size = map(float, shown.stdout.split())
-    assert seconds < 60
-    assert memory < 260
-    assert size < 2.1
+    assert seconds < 60  # a slow machine may take long, but not minutes
+    assert memory < 200
+    assert size < 2.0

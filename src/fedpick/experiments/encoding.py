@@ -33,6 +33,7 @@ __all__ = [
     "mask_from",
     "masks_from",
     "split_diagnostics",
+    "table_from_json",
     "to_json",
     "utc_now",
     "without_control_characters",
@@ -80,10 +81,10 @@ def masks_from(contents: Sequence[bytes | None], size: int) -> BoolArray:
     """(B, size) the inverse of `mask_bytes`, row by row."""
     width = -(-size // 8)
     everybody = b"\xff" * width
-    rows = [everybody if content is None else _decompressed(content, limit=width) for content in contents]
-    wrong = next((row for row in rows if len(row) != width), None)
-    if wrong is not None:
-        raise StateFileError(f"The store is damaged: a mask of {8 * len(wrong)} clients where there are {size}.")
+    rows = [everybody if content is None else _decompressed(content, width) for content in contents]
+    wrong = set(map(len, rows)) - {width}
+    if wrong:
+        raise StateFileError(f"The store is damaged: a mask of {8 * wrong.pop()} clients where there are {size}.")
     packed = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), width)
     return np.unpackbits(packed, axis=1, count=size).view(bool)
 
@@ -107,9 +108,10 @@ def bytes_array(content: bytes) -> NDArray[Any]:
 
 def _decompressed(content: bytes, limit: int) -> bytes:
     """Decompress up to `limit` bytes; raise if there are more, so that a small row cannot fill the memory."""
+    whole = True
     try:
         if len(content) <= _SMALL:
-            found, whole = zlib.decompress(content), True
+            found = zlib.decompress(content)
         else:
             reader = zlib.decompressobj()
             found, whole = reader.decompress(content, limit + 1), reader.eof
@@ -126,6 +128,14 @@ def from_json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
         raise StateFileError(f"The store is damaged: a text in it is not JSON ({error}).") from error
+
+
+def table_from_json(text: str) -> dict[str, Any]:
+    """Parse a JSON column that holds a table."""
+    table = from_json(text)
+    if not isinstance(table, dict):
+        raise StateFileError(f"The store is damaged: a text in it is not a table ({text!r:.60}).")
+    return table
 
 
 def split_diagnostics(diagnostics: Mapping[str, Any]) -> tuple[str, dict[str, NDArray[Any]]]:

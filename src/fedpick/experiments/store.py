@@ -41,6 +41,7 @@ from fedpick.experiments.encoding import (
     mask_from,
     masks_from,
     split_diagnostics,
+    table_from_json,
     utc_now,
     without_control_characters,
 )
@@ -357,6 +358,7 @@ class Store:
         self._owner = leases.new_owner()
         self._digests: dict[int, bytes | None] = {}
         """Run whose lease this store holds -> the digest of its latest round."""
+        self._has_all_columns = False
         self._prepare(create)
 
     def __repr__(self) -> str:
@@ -836,12 +838,32 @@ class Store:
         found: dict[str, Any] = {}
         for column, values in zip(wanted, zip(*rows, strict=True) if rows else [()] * len(wanted), strict=True):
             if column.name == "diagnostics":
-                parsed = {text: from_json(text) for text in set(values)}  # mostly one text, of which one copy is kept
+                parsed = {
+                    text: table_from_json(text) for text in set(values)
+                }  # mostly one text
                 found[column.name] = np.array([parsed[text] for text in values], dtype=object)
             else:  # None becomes NaN
                 kind = tables.rounds.c[column.name].type
                 found[column.name] = np.array(values, np.float64 if isinstance(kind, sa.Double) else np.int64)
         return found
+
+    @_reads
+    def diagnostics(self, run_id: int, limit: int | None = None) -> dict[int, dict[str, Any]]:
+        """Round -> the plain values that the policy and the guard reported, for the rounds in which they did."""
+        columns = tables.rounds.c
+        query = sa.select(columns.round, columns.diagnostics).where(columns.run_id == run_id)
+        query = query.where(columns.diagnostics != "{}").order_by(columns.round)
+        if limit is not None:
+            query = query.where(columns.round < limit)
+        return {index: table_from_json(text) for index, text in self._rows(query)}
+
+    @_reads
+    def mean_seconds(self, run_id: int, first: int, limit: int) -> dict[str, float | None]:
+        """Part of a round -> mean of its seconds from round `first` up to `limit`; None: never measured."""
+        columns = tables.rounds.c
+        means = [sa.func.avg(columns[f"{name}_seconds"]) for name in _SECONDS]
+        query = sa.select(*means).where(columns.run_id == run_id, columns.round >= first, columns.round < limit)
+        return dict(zip(_SECONDS, self._rows(query)[0], strict=True))
 
     @_reads
     def federation(self, federation_id: int) -> FederationFacts:
@@ -878,7 +900,10 @@ class Store:
 
     def _round_columns(self) -> list[sa.ColumnElement[Any]]:
         """The columns of `rounds` in order; NULL for those that an older store, opened for reading, lacks."""
+        if self._has_all_columns:
+            return list(tables.rounds.c)
         with self.engine.connect() as connection:
+            self._has_all_columns = not tables.missing_columns(connection)
             return tables.readable_columns(connection, tables.rounds)
 
     @_reads
@@ -1118,7 +1143,7 @@ def _record(row: Mapping[Any, Any], num_clients: int) -> RoundRecord:
         selection=Selection(
             clients=clients,
             weights=None if given is None else floats_from(given),
-            diagnostics=from_json(row["diagnostics"]),
+            diagnostics=table_from_json(row["diagnostics"]),
         ),
         outcome=outcome,
         weights=floats_from(row["weights"]),
@@ -1156,9 +1181,7 @@ def _experiment(row: Any, longest: int) -> Experiment:
 def _run(row: Any) -> Run:
     values = dict(row._mapping)
     for name in ("parameters", "settings", "manifest"):
-        values[name] = from_json(values[name] or "{}")
-        if not isinstance(values[name], dict):
-            raise ValueError(f"{name} of run {row.id} is not a table")
+        values[name] = table_from_json(values[name] or "{}")
     if not isinstance(values["seed"], int) or values["seed"] < 0:
         raise ValueError(f"the seed of run {row.id} is not a whole number")
     for name in ("label", "policy", "reference", "status"):

@@ -79,8 +79,13 @@ def tenths(values: FloatArray) -> FloatArray:
     return np.array([ranked[low:high].mean() if high > low else np.nan for low, high in pairwise(edges)])
 
 
-def fairness_of(store: Store, results: Results) -> dict[int, Fairness]:
-    """The fairness of every run whose final model was measured, by run id."""
+def fairness_of(
+    store: Store, results: Results, availability: Mapping[int, FloatArray] | None = None
+) -> dict[int, Fairness]:
+    """The fairness of every run whose final model was measured, by run id.
+
+    `availability`: run id -> (N,) the share of the rounds in which each client was available; None: read it.
+    """
     federations: dict[int, FederationFacts] = {}
     found = {}
     for run in (run for policy in results.policies for run in policy.runs):
@@ -93,7 +98,8 @@ def fairness_of(store: Store, results: Results) -> dict[int, Fairness]:
         facts = federations[number]
         accuracies = np.full(facts.num_clients, np.nan)
         accuracies[: len(measured.values)] = measured.values[: facts.num_clients]
-        groupings = groups_of_clients(facts, _availability(store, run, facts.num_clients))
+        known = _availability(store, run, facts.num_clients) if availability is None else availability[run.run.id]
+        groupings = groups_of_clients(facts, known)
         found[run.run.id] = Fairness(
             part=measured.part,
             rounds=measured.rounds,

@@ -27,19 +27,21 @@ from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import FedpickError, InvalidInput
 from fedpick.core.types import Clients
 from fedpick.experiments.input_files import refuse_changed_files
-from fedpick.experiments.store import Run, Store
+from fedpick.experiments.store import Choices, Run, Store
 from fedpick.report.analysis import Results
 from fedpick.theory.ca_fed import chi_square_divergence
 
 __all__ = [
     "EXCLUDED",
     "GROUPINGS",
+    "Accounting",
     "GroupAccount",
     "Groups",
     "account_groups",
     "accounts_of",
     "find_groups",
     "groups_of",
+    "groups_of_runs",
 ]
 
 
@@ -180,11 +182,22 @@ def _rebuilt_trace(store: Store, run: Run) -> availability.Trace:
 
 
 def accounts_of(store: Store, results: Results, grouping: str | None = None) -> dict[int, GroupAccount]:
-    """The account of every run that has begun, by run id. `grouping` None: see `find_groups`; runs may be missing."""
+    """The account of every run of `groups_of_runs`, by run id."""
+    grouped = groups_of_runs(store, results, grouping)
+    return {
+        each.run.id: account_groups(store, each.run, grouped[each.run.id], each.kept)
+        for policy in results.policies
+        for each in policy.runs
+        if each.run.id in grouped
+    }
+
+
+def groups_of_runs(store: Store, results: Results, grouping: str | None = None) -> dict[int, Groups]:
+    """The groups of every run that has begun, by run id. `grouping` None: see `find_groups`; runs may be missing."""
     # Policies share the availability of a seed: rebuild it once.
     known: dict[str, Groups | None] = {}
     by = grouping
-    accounts = {}
+    grouped = {}
     for each in (each for policy in results.policies for each in policy.runs if len(each.rounds["round"])):
         run = each.run
         key = json.dumps([run.settings.get("availability"), run.seed, run.federation_id], sort_keys=True)
@@ -193,60 +206,77 @@ def accounts_of(store: Store, results: Results, grouping: str | None = None) -> 
         groups = known[key]
         if groups is not None and groups.by == (by or groups.by):
             by = groups.by
-            accounts[run.id] = account_groups(store, run, groups, kept=each.kept)
-    return accounts
+            grouped[run.id] = groups
+    return grouped
 
 
 def account_groups(store: Store, run: Run, groups: Groups, kept: IntArray | None = None) -> GroupAccount:
     """The account of one run up to the last of the `kept` rounds, with values over time for these (None: all)."""
     if run.federation_id is None:
         raise InvalidInput(f"The run of {run.label} with seed {run.seed} has not begun: it has no rounds yet.")
-    kept = np.arange(run.rounds_done) if kept is None else kept
-    limit = int(kept[-1]) + 1 if len(kept) else 0
     sizes = store.federation(run.federation_id).num_examples
-    target = sizes / sizes.sum()
-    count = len(groups.names)
-    order = np.argsort(groups.member, kind="stable")
-    starts = np.searchsorted(groups.member[order], np.arange(count))
-    weight = np.zeros(len(groups.member))
-    present, chosen, met, passed = np.zeros((4, count))
-    cumulative, distance = np.full((len(kept), count), np.nan), np.full(len(kept), np.nan)
-    for choices in store.choices(run.id, limit):
-        rounds = len(choices.available)
+    accounting = Accounting(groups, sizes, np.arange(run.rounds_done) if kept is None else kept)
+    for choices in store.choices(run.id, accounting.limit):
+        accounting.add(choices)
+    return accounting.finish(store, run)
+
+
+class Accounting:
+    """The account of one run, batch by batch of its rounds up to the last of the `kept` ones."""
+
+    def __init__(self, groups: Groups, num_examples: FloatArray, kept: IntArray) -> None:
+        self.groups, self.kept = groups, kept
+        self.limit = int(kept[-1]) + 1 if len(kept) else 0
+        count = len(groups.names)
+        self._target = num_examples / num_examples.sum()
+        self._order = np.argsort(groups.member, kind="stable")
+        self._starts = np.searchsorted(groups.member[self._order], np.arange(count))
+        self._weight = np.zeros(len(groups.member))
+        self._present, self._chosen, self._met, self._passed = np.zeros((4, count))
+        self._cumulative, self._distance = np.full((len(kept), count), np.nan), np.full(len(kept), np.nan)
+
+    def add(self, choices: Choices) -> None:
+        """Add the next rounds."""
+        groups, order, starts = self.groups, self._order, self._starts
+        rounds, count = len(choices.available), len(groups.names)
         there = np.add.reduceat(choices.available[:, order], starts, axis=1, dtype=np.int64)
-        taken = np.zeros((rounds, count))
-        np.add.at(taken, (choices.row, groups.member[choices.clients]), 1)
-        present += there.sum(axis=0)
-        chosen += taken.sum(axis=0)
-        met += (there > 0).sum(axis=0)
-        passed += ((there > 0) & (taken == 0)).sum(axis=0)
+        cells = choices.row * count + groups.member[choices.clients]
+        taken = np.bincount(cells, minlength=rounds * count).reshape(rounds, count)
+        self._present += there.sum(axis=0)
+        self._chosen += taken.sum(axis=0)
+        self._met += (there > 0).sum(axis=0)
+        self._passed += ((there > 0) & (taken == 0)).sum(axis=0)
         # The weights between two kept rounds of this batch, then up to each of them.
-        place = slice(*np.searchsorted(kept, (choices.first, choices.first + rounds)))
-        part = np.searchsorted(kept[place], choices.first + choices.row)
-        shape = (place.stop - place.start + 1, len(weight))
+        place = slice(*np.searchsorted(self.kept, (choices.first, choices.first + rounds)))
+        part = np.searchsorted(self.kept[place], choices.first + choices.row)
+        shape = (place.stop - place.start + 1, len(self._weight))
         added = np.bincount(part * shape[1] + choices.clients, choices.weights, shape[0] * shape[1]).reshape(shape)
-        weights = weight + np.cumsum(added, axis=0)
-        weight = weights[-1]
+        weights = self._weight + np.cumsum(added, axis=0)
+        self._weight = weights[-1]
         total = weights[:-1].sum(axis=1)
-        shares = np.full((len(total), len(weight)), np.nan)
+        shares = np.full((len(total), shape[1]), np.nan)
         np.divide(weights[:-1], total[:, None], out=shares, where=total[:, None] > 0)
-        cumulative[place] = np.add.reduceat(shares[:, order], starts, axis=1)
-        distance[place] = np.abs(shares - target).sum(axis=1) / 2
-    weighted = weight.sum() > 0
-    return GroupAccount(
-        groups=groups,
-        target=_by_name(groups, groups.sums(target)),
-        realized=_by_name(groups, cumulative[-1]) if weighted else {},
-        excluded=_excluded(store, run, groups, limit),
-        left_out={
-            name: (float(1 - chosen[place] / present[place]), float(passed[place] / met[place]))
-            for place, name in enumerate(groups.names)
-            if met[place] > 0
-        },
-        cumulative=cumulative,
-        distance=distance,
-        chi_square=chi_square_divergence(target, weight / weight.sum()) if weighted else None,
-    )
+        self._cumulative[place] = np.add.reduceat(shares[:, order], starts, axis=1)
+        self._distance[place] = np.abs(shares - self._target).sum(axis=1) / 2
+
+    def finish(self, store: Store, run: Run) -> GroupAccount:
+        """The account, with the exclusions that the policy of the run stored."""
+        groups, weight = self.groups, self._weight
+        weighted = weight.sum() > 0
+        return GroupAccount(
+            groups=groups,
+            target=_by_name(groups, groups.sums(self._target)),
+            realized=_by_name(groups, self._cumulative[-1]) if weighted else {},
+            excluded=_excluded(store, run, groups, self.limit),
+            left_out={
+                name: (float(1 - self._chosen[at] / self._present[at]), float(self._passed[at] / self._met[at]))
+                for at, name in enumerate(groups.names)
+                if self._met[at] > 0
+            },
+            cumulative=self._cumulative,
+            distance=self._distance,
+            chi_square=chi_square_divergence(self._target, weight / weight.sum()) if weighted else None,
+        )
 
 
 def _by_name(groups: Groups, values: FloatArray) -> dict[str, float]:

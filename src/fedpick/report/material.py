@@ -1,16 +1,18 @@
 """Everything that the tables and charts of one experiment are made of, read from the store in one go.
 
-`read_history` passes once over a run's rounds and keeps O(N) numbers, never rounds x N. Beyond what a screen can show
-it keeps less: values of at most 500 rounds and the last one, and a raster in which neighbouring clients and rounds
-share a cell that holds their mean (exact up to 250 clients and 400 rounds).
+`read_material` passes once over the choices of a run and keeps O(N) numbers, never rounds x N. Beyond what a screen can
+show it keeps less: values of at most 500 rounds and the last one, and a raster in which neighbouring clients and rounds
+share a cell that holds their mean (exact up to 250 clients and 400 rounds). Rasters of later seeds are left out where
+those of the first seeds fill the page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,7 @@ from fedpick.experiments.store import Choices, Experiment, FederationFacts, Stor
 from fedpick.report.analysis import PolicyResults, Results, RunResults, load_results
 from fedpick.report.fairness import Fairness, fairness_of
 from fedpick.report.groups import EXCLUDED as EXCLUDED_MASK
-from fedpick.report.groups import GroupAccount, accounts_of
+from fedpick.report.groups import Accounting, GroupAccount, groups_of_runs
 
 __all__ = [
     "ABSENT",
@@ -34,7 +36,6 @@ __all__ = [
     "RunHistory",
     "opened",
     "population_of",
-    "read_history",
     "read_material",
 ]
 
@@ -44,6 +45,7 @@ __all__ = [
 ABSENT, AVAILABLE, CHOSEN, FAILED, EXCLUDED, SHUT_OUT = range(6)
 _EXACT_CLIENTS, _EXACT_ROUNDS = 250, 400
 _GROUPED_CLIENTS, _GROUPED_ROUNDS = 100, 200
+_MOST_RASTER_CELLS = 400_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,7 +89,10 @@ class RunHistory:
     """The plain numbers that the policy reported, (T,) each; NaN in rounds without."""
     weight_per_client: FloatArray
     """(N,) sum over the rounds."""
-    raster: Raster
+    availability: FloatArray
+    """(N,) share of the rounds in which each client was available."""
+    raster: Raster | None
+    """None if there is no room for it on the page."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -113,13 +118,10 @@ class Material:
         """The runs of all policies that have at least one round."""
         return [run for policy in self.results.policies for run in self.begun(policy)]
 
-    def by_turns(self) -> Iterator[tuple[PolicyResults, RunResults, int]]:
-        """(policy, run, turn): the first seeds of all policies, then their second seeds, and so on."""
-        for turn in range(max((len(policy.runs) for policy in self.results.policies), default=0)):
-            for policy in self.results.policies:
-                runs = self.begun(policy)
-                if turn < len(runs):
-                    yield policy, runs[turn], turn
+    def by_turns(self) -> Iterator[tuple[PolicyResults, RunResults]]:
+        """(policy, run): the first seeds of all policies that have begun, then their second seeds, and so on."""
+        for _, policy, run in _by_turns(self.results):
+            yield policy, run
 
     def shared_federation(self) -> FederationFacts | None:
         """The federation of the first run that has one."""
@@ -149,37 +151,89 @@ def read_material(
 ) -> Material:
     """Read one experiment (None: the latest). `grouping`: one of GROUPINGS; None: the most telling one, if any."""
     which = experiment.id if isinstance(experiment, Experiment) else experiment
-    results = load_results(store, store.experiment(which))
+    results = load_results(store, store.experiment(which), counted=False)
     known: dict[int, FederationFacts] = {}
     federations: dict[int, FederationFacts] = {}
-    histories: dict[int, RunHistory] = {}
-    for run in (run for policy in results.policies for run in policy.runs):
+    runs = [run for policy in results.policies for run in policy.runs]
+    for run in runs:
         number = run.run.federation_id
         if number is not None:
             if number not in known:
                 known[number] = store.federation(number)
             federations[run.run.id] = known[number]
-        if len(run.rounds["round"]):
-            histories[run.run.id] = read_history(store, run, federations.get(run.run.id))
-    accounts = accounts_of(store, results, grouping)
+    grouped = groups_of_runs(store, results, grouping)
+    drawn = _with_raster(results, federations)
+    counts: dict[int, IntArray] = {}
+    histories: dict[int, RunHistory] = {}
+    accounts: dict[int, GroupAccount] = {}
+    for run in runs:
+        number, count = run.run.id, len(run.rounds["round"])
+        if not count:
+            continue
+        history = _History(run, federations.get(number), with_raster=number in drawn)
+        accounting = None
+        if number in grouped:
+            accounting = Accounting(grouped[number], federations[number].num_examples, run.kept)
+        # The run may still be going: `results` was read a moment earlier.
+        for choices in store.choices(number, limit=count):
+            history.add(choices)
+            if accounting is not None:
+                accounting.add(choices)
+        counts[number], histories[number] = history.counts, history.finish(store)
+        if accounting is not None:
+            accounts[number] = accounting.finish(store, run.run)
+    results = _with_counts(results, counts)
     return Material(
         store=store,
         results=results,
         histories=histories,
         federations=federations,
         accounts=accounts,
-        fairness=fairness_of(store, results),
+        fairness=fairness_of(store, results, {number: each.availability for number, each in histories.items()}),
     )
+
+
+def _with_counts(results: Results, counts: Mapping[int, IntArray]) -> Results:
+    def counted(run: RunResults) -> RunResults:
+        return replace(run, counts=counts.get(run.run.id, run.counts))
+
+    policies = (replace(policy, runs=tuple(map(counted, policy.runs))) for policy in results.policies)
+    return replace(results, policies=tuple(policies))
+
+
+def _by_turns(results: Results) -> Iterator[tuple[int, PolicyResults, RunResults]]:
+    """(turn, policy, run) of the runs that have begun; see `Material.by_turns`."""
+    begun = [(policy, [run for run in policy.runs if len(run.rounds["round"])]) for policy in results.policies]
+    for turn in range(max((len(runs) for _, runs in begun), default=0)):
+        yield from ((turn, policy, runs[turn]) for policy, runs in begun if turn < len(runs))
+
+
+def _raster_shape(num_clients: int, num_rounds: int) -> tuple[int, int, bool]:
+    """(rows, columns, whether every client and round has a cell of its own)."""
+    if num_clients <= _EXACT_CLIENTS and num_rounds <= _EXACT_ROUNDS:
+        return num_clients, num_rounds, True
+    return min(num_clients, _GROUPED_CLIENTS), min(num_rounds, _GROUPED_ROUNDS), False
+
+
+def _with_raster(results: Results, federations: Mapping[int, FederationFacts]) -> set[int]:
+    """The runs whose raster has room on the page: the first seed of every policy, then as many as fit."""
+    cells, drawn = 0, set()
+    for turn, _, run in _by_turns(results):
+        if run.run.id in federations:
+            num_clients = federations[run.run.id].num_clients
+            rows, columns, exact = _raster_shape(num_clients, len(run.rounds["round"]))
+            cells += rows * columns * (1 if exact else 2)
+            if rows and (turn == 0 or cells <= _MOST_RASTER_CELLS):
+                drawn.add(run.run.id)
+    return drawn
 
 
 class _RasterBuilder:
     """Fill a raster round by round."""
 
     def __init__(self, num_clients: int, num_rounds: int) -> None:
-        self.is_exact = num_clients <= _EXACT_CLIENTS and num_rounds <= _EXACT_ROUNDS
-        rows = num_clients if self.is_exact else min(num_clients, _GROUPED_CLIENTS)
-        columns = num_rounds if self.is_exact else min(num_rounds, _GROUPED_ROUNDS)
-        self.exact = np.zeros((rows, columns), np.uint8) if self.is_exact else None
+        rows, columns, is_exact = _raster_shape(num_clients, num_rounds)
+        self.exact = np.zeros((rows, columns), np.uint8) if is_exact else None
         self.row_starts = np.arange(rows, dtype=np.int64) * num_clients // max(rows, 1)
         self.row_sizes = np.diff(self.row_starts, append=num_clients)
         self.num_rounds, self.columns = num_rounds, columns
@@ -195,12 +249,12 @@ class _RasterBuilder:
         if self.exact is not None:
             self.exact[:, column] = np.where(choices.available.T, AVAILABLE, ABSENT)
             self.exact[choices.clients, column[choices.row]] = np.where(choices.completed, CHOSEN, FAILED)
-        if len(self.row_starts):
-            sums = np.add.reduceat(choices.available, self.row_starts, axis=1, dtype=np.int64) / self.row_sizes
-            first, size = np.unique(column, return_index=True)[1], column[-1] + 1
-            self.available[:, column[0] : size] += np.add.reduceat(sums, first, axis=0).T
-            rows = np.searchsorted(self.row_starts, choices.clients, side="right") - 1
-            np.add.at(self.chosen, (rows, column[choices.row]), 1)
+        sums = np.add.reduceat(choices.available, self.row_starts, axis=1, dtype=np.int64) / self.row_sizes
+        first, size = np.unique(column, return_index=True)[1], column[-1] + 1
+        self.available[:, column[0] : size] += np.add.reduceat(sums, first, axis=0).T
+        rows = np.searchsorted(self.row_starts, choices.clients, side="right") - 1
+        cells = np.bincount(rows * self.columns + column[choices.row], minlength=self.chosen.size)
+        self.chosen += cells.reshape(self.chosen.shape)
 
     def exclude(self, column: int, mask: BoolArray) -> None:
         """Mark the clients that the policy excluded; a client chosen in spite of that stays chosen."""
@@ -271,59 +325,78 @@ def _earlier(clients: IntArray) -> IntArray:
     return result
 
 
-def read_history(store: Store, results: RunResults, federation: FederationFacts | None) -> RunHistory:
-    """Read the rounds of one run."""
-    kept, num_rounds = results.kept, len(results.rounds["round"])
-    num_clients = 0 if federation is None else federation.num_clients
-    population = population_of(federation)
-    names = ("jain", "variance", "coverage", "weight_sum", "weight_max", "effective")
-    columns = {name: np.full(num_rounds, np.nan) for name in names}
-    mixes = None if federation is None or population is None else _LabelMix(federation, population, num_rounds)
-    labels, present = np.zeros((len(kept), 0 if population is None else len(population))), np.zeros(len(kept))
-    raster = _RasterBuilder(num_clients, num_rounds)
-    counts = np.zeros(num_clients, np.int64)
-    weight_per_client = np.zeros(num_clients)
-    total = squares = covered = 0.0
-    # The run may still be going: `results` was read a moment earlier.
-    for choices in store.choices(results.run.id, limit=num_rounds):
-        rounds = len(choices.available)
+class _History:
+    """The history of one run, batch by batch of its rounds."""
+
+    def __init__(self, results: RunResults, federation: FederationFacts | None, *, with_raster: bool) -> None:
+        self.run_id, self.kept = results.run.id, results.kept
+        self.num_rounds = len(results.rounds["round"])
+        self.num_clients = num_clients = 0 if federation is None else federation.num_clients
+        population = population_of(federation)
+        names = ("jain", "variance", "coverage", "weight_sum", "weight_max", "effective")
+        self.columns = {name: np.full(self.num_rounds, np.nan) for name in names}
+        self.mixes = None
+        if federation is not None and population is not None:
+            self.mixes = _LabelMix(federation, population, self.num_rounds)
+        width = 0 if population is None else len(population)
+        self.labels, self.present = np.zeros((len(self.kept), width)), np.zeros(len(self.kept))
+        self.raster = _RasterBuilder(num_clients, self.num_rounds) if with_raster else None
+        self.counts, self.available = np.zeros((2, num_clients), np.int64)
+        self.weight_per_client = np.zeros(num_clients)
+        self.total = self.squares = self.covered = 0.0
+
+    def add(self, choices: Choices) -> None:
+        columns, num_clients, rounds = self.columns, self.num_clients, len(choices.available)
         steps = slice(choices.first, choices.first + rounds)
         # Update the sums by the cohort alone: O(k) per round, not O(N).
-        before = counts[choices.clients] + _earlier(choices.clients)
-        counts += np.bincount(choices.clients, minlength=num_clients)
-        totals = total + np.cumsum(choices.per_round(np.ones(len(before))))
-        square_sums = squares + np.cumsum(choices.per_round(2.0 * before + 1))
-        covers = covered + np.cumsum(choices.per_round(before == 0))
-        total, squares, covered = totals[-1], square_sums[-1], covers[-1]
+        before = self.counts[choices.clients] + _earlier(choices.clients)
+        self.counts += np.bincount(choices.clients, minlength=num_clients)
+        totals = self.total + np.cumsum(choices.per_round(np.ones(len(before))))
+        square_sums = self.squares + np.cumsum(choices.per_round(2.0 * before + 1))
+        covers = self.covered + np.cumsum(choices.per_round(before == 0))
+        self.total, self.squares, self.covered = totals[-1], square_sums[-1], covers[-1]
         if num_clients:
             columns["variance"][steps] = np.maximum(square_sums / num_clients - (totals / num_clients) ** 2, 0.0)
             columns["coverage"][steps] = covers / num_clients
         columns["jain"][steps] = _ratio(totals**2, num_clients * square_sums, np.nan)
         weight = choices.per_round(choices.weights)
-        largest = np.zeros(rounds)
-        np.maximum.at(largest, choices.row, choices.weights)
-        columns["weight_sum"][steps], columns["weight_max"][steps] = weight, largest
+        columns["weight_sum"][steps], columns["weight_max"][steps] = weight, _largest(choices)
         columns["effective"][steps] = _ratio(weight**2, choices.per_round(choices.weights**2), 0.0)
-        weight_per_client += np.bincount(choices.clients, choices.weights, num_clients)
-        raster.add(choices)
-        if mixes is not None:
-            mix, known = mixes.add(choices)
-            place = np.searchsorted(kept, np.arange(steps.start, steps.stop))
-            np.add.at(labels, place, mix)
-            np.add.at(present, place, known)
-    if raster.is_exact:
-        for index, mask in store.arrays(results.run.id, EXCLUDED_MASK, limit=num_rounds):
-            raster.exclude(index, np.asarray(mask, bool))
-    unknown = np.full(num_rounds, np.nan)
-    columns["label_distance"] = unknown if mixes is None else mixes.distance
-    columns["label_distance_so_far"] = unknown if mixes is None else mixes.so_far
-    return RunHistory(
-        **{name: values[kept] for name, values in columns.items()},
-        labels=None if mixes is None else _ratio(labels, present[:, None], np.nan),
-        diagnostics=_numbers(store.rounds(results.run.id, num_rounds, ("diagnostics",))["diagnostics"]),
-        weight_per_client=weight_per_client,
-        raster=raster.finish(),
-    )
+        self.weight_per_client += np.bincount(choices.clients, choices.weights, num_clients)
+        self.available += choices.available.sum(axis=0)
+        if self.raster is not None:
+            self.raster.add(choices)
+        if self.mixes is not None:
+            mix, known = self.mixes.add(choices)
+            place, first = np.unique(np.searchsorted(self.kept, np.arange(steps.start, steps.stop)), return_index=True)
+            self.labels[place] += np.add.reduceat(mix, first, axis=0)
+            self.present[place] += np.add.reduceat(known, first, dtype=np.int64)
+
+    def finish(self, store: Store) -> RunHistory:
+        """The history, with what the policy reported."""
+        unknown = np.full(self.num_rounds, np.nan)
+        self.columns["label_distance"] = unknown if self.mixes is None else self.mixes.distance
+        self.columns["label_distance_so_far"] = unknown if self.mixes is None else self.mixes.so_far
+        if self.raster is not None and self.raster.exact is not None:
+            for index, mask in store.arrays(self.run_id, EXCLUDED_MASK, limit=self.num_rounds):
+                self.raster.exclude(index, np.asarray(mask, bool))
+        return RunHistory(
+            **{name: values[self.kept] for name, values in self.columns.items()},
+            labels=None if self.mixes is None else _ratio(self.labels, self.present[:, None], np.nan),
+            diagnostics=_numbers(store.diagnostics(self.run_id, self.num_rounds), self.num_rounds),
+            weight_per_client=self.weight_per_client,
+            availability=self.available / max(self.num_rounds, 1),
+            raster=None if self.raster is None else self.raster.finish(),
+        )
+
+
+def _largest(choices: Choices) -> FloatArray:
+    """(B,) the largest weight of each round, 0 for a round without choices."""
+    filled, first = np.unique(choices.row, return_index=True)
+    largest = np.zeros(len(choices.available))
+    if len(filled):
+        largest[filled] = np.maximum(np.maximum.reduceat(choices.weights, first), 0.0)
+    return largest
 
 
 def _ratio(above: FloatArray, below: FloatArray, otherwise: float) -> FloatArray:
@@ -333,13 +406,13 @@ def _ratio(above: FloatArray, below: FloatArray, otherwise: float) -> FloatArray
     return result
 
 
-def _numbers(reported: NDArray[np.object_]) -> dict[str, FloatArray]:
+def _numbers(reported: Mapping[int, Mapping[str, Any]], num_rounds: int) -> dict[str, FloatArray]:
     """Name -> (T,) the number of that name in each round, NaN where there is none; in order of appearance."""
     found: dict[str, FloatArray] = {}
-    for step, values in enumerate(reported):
+    for index, values in reported.items():
         for name, value in values.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 if name not in found:
-                    found[name] = np.full(len(reported), np.nan)
-                found[name][step] = value
+                    found[name] = np.full(num_rounds, np.nan)
+                found[name][index] = value
     return found

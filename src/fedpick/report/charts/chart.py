@@ -68,7 +68,9 @@ def numbers(values: Any, digits: int = 5) -> Any:
     >>> numbers(np.array([1 / 3, np.nan, 2.0]))
     [0.33333, None, 2]
     """
-    if isinstance(values, (np.ndarray, list, tuple)):
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if isinstance(values, (list, tuple)):
         return [numbers(value, digits) for value in values]
     number = math.nan if values is None else float(values)
     if not math.isfinite(number):
@@ -204,7 +206,8 @@ def _most_points(material: Material) -> int:
 
 def shared_rounds(rounds: Sequence[IntArray]) -> IntArray:
     """The rounds that all of these have, ascending."""
-    return reduce(partial(np.intersect1d, assume_unique=True), rounds)
+    distinct = {len(each): each for each in rounds}  # seeds of equal length have the same rounds
+    return reduce(partial(np.intersect1d, assume_unique=True), distinct.values())
 
 
 def _steps(run: RunResults, axis: str) -> FloatArray:

@@ -17,7 +17,6 @@ __all__ = ["group_charts", "raster_chart", "selection_charts", "weight_charts"]
 
 _MOST_POINTS = 500
 _MOST_COLUMNS = 200
-_MOST_RASTER_CELLS = 500_000
 
 
 def selection_charts(material: Material) -> list[Chart | None]:
@@ -124,15 +123,11 @@ def _raster_data(raster: Raster) -> dict[str, Any]:
 def raster_chart(material: Material) -> Chart | None:
     """Clients x rounds: available, chosen, and chosen but not completed."""
     views: list[dict[str, Any]] = []
-    cells, left_out = 0, 0
-    # By turns: if space runs out, every policy still has its first seed.
-    for policy, run, turn in material.by_turns():
+    left_out = 0
+    for policy, run in material.by_turns():
         raster = material.histories[run.run.id].raster
-        if len(raster.available) == 0:
-            continue
-        cells += raster.available.size * (1 if raster.exact is not None else 2)
-        if turn > 0 and cells > _MOST_RASTER_CELLS:
-            left_out += 1
+        if raster is None:
+            left_out += run.run.id in material.federations
             continue
         view = {"policy": policy.label, "seed": run.run.seed, **_raster_data(raster)}
         account = material.accounts.get(run.run.id)

@@ -22,10 +22,17 @@ _MOST_POINTS = 1500
 _MOST_VIEWS = 6
 _FEWEST_FOR_TSNE = 30
 
+_Found = tuple[int | None, FloatArray]
+"""An array that a policy reported, and in which round, from 1; None: in its final state."""
+
 
 def charts(material: Material) -> list[Chart | None]:
     """The section "appendix": inside the policies."""
-    return [_matrix(material), _map(material), _bounds(material), _diagnostics(material)]
+    embedded: dict[int, _Found] = {}
+    for _, run in material.by_turns():
+        if len(embedded) < _MOST_VIEWS and (found := _embedding(material, run)) is not None:
+            embedded[run.run.id] = found
+    return [_matrix(material, embedded), _map(material, embedded), _bounds(material), _diagnostics(material)]
 
 
 # Correlations and the map
@@ -36,16 +43,16 @@ def _some(size: int, most: int) -> IntArray:
     return np.unique(np.linspace(0, size - 1, min(size, most)).astype(np.int64))
 
 
-def _latest(material: Material, run: RunResults, name: str) -> tuple[int | None, FloatArray] | None:
-    """The last array of that name that the policy reported, and its round from 1."""
+def _latest(material: Material, run: RunResults, name: str) -> _Found | None:
+    """The last array of that name that the policy reported."""
     rounds = [index for index in material.store.array_names(run.run.id).get(f"policy/{name}", []) if index < run.wanted]
     if not rounds:
         return None
     return rounds[-1] + 1, np.asarray(material.store.array(run.run.id, rounds[-1], f"policy/{name}"), np.float64)
 
 
-def _embedding(material: Material, run: RunResults) -> tuple[int | None, FloatArray] | None:
-    """(round, (N, d)): as reported by the policy; if it was too large to report, from the final state (round None)."""
+def _embedding(material: Material, run: RunResults) -> _Found | None:
+    """(round, (N, d)): as reported by the policy; if it was too large to report, from the final state."""
     federation = material.federations.get(run.run.id)
     found = _latest(material, run, "embedding")
     if found is None:
@@ -60,13 +67,14 @@ def _embedding(material: Material, run: RunResults) -> tuple[int | None, FloatAr
     return (moment, array) if usable else None
 
 
-def _correlation(material: Material, run: RunResults) -> tuple[int | None, FloatArray, IntArray] | None:
+def _correlation(
+    material: Material, run: RunResults, embedded: _Found | None
+) -> tuple[int | None, FloatArray, IntArray] | None:
     """The round, the matrix of some clients, and those clients."""
     found = _latest(material, run, "correlation")
     if found is not None and found[1].ndim == 2 and np.isfinite(found[1]).all():
         rows = _some(len(found[1]), _MOST_ROWS)
         return found[0], found[1][np.ix_(rows, rows)], rows
-    embedded = _embedding(material, run)
     if embedded is None:
         return None
     rows = _some(len(embedded[1]), _MOST_ROWS)
@@ -96,12 +104,12 @@ def _main_label(federation: FederationFacts | None, clients: IntArray) -> list[i
     return [int(label) for label in federation.label_histogram[clients].argmax(axis=1)]
 
 
-def _matrix(material: Material) -> Chart | None:
+def _matrix(material: Material, embedded: Mapping[int, _Found]) -> Chart | None:
     """Correlations between clients, clusters together."""
     views: list[dict[str, Any]] = []
     shown = total = 0
-    for policy, run, _ in material.by_turns():
-        found = _correlation(material, run) if len(views) < _MOST_VIEWS else None
+    for policy, run in material.by_turns():
+        found = _correlation(material, run, embedded.get(run.run.id)) if len(views) < _MOST_VIEWS else None
         if found is None:
             continue
         moment, matrix, rows = found
@@ -156,14 +164,13 @@ def flat_map(vectors: FloatArray) -> tuple[str, FloatArray]:
     return "t-SNE", np.asarray(flat, np.float64)
 
 
-def _map(material: Material) -> Chart | None:
+def _map(material: Material, embedded: Mapping[int, _Found]) -> Chart | None:
     """A map of the clients: the policy considers neighbours similar."""
     views: list[dict[str, Any]] = []
-    for policy, run, _ in material.by_turns():
-        found = _embedding(material, run) if len(views) < _MOST_VIEWS else None
-        if found is None:
+    for policy, run in material.by_turns():
+        if run.run.id not in embedded:
             continue
-        moment, vectors = found
+        moment, vectors = embedded[run.run.id]
         rows = _some(len(vectors), _MOST_POINTS)
         method, flat = flat_map(vectors[rows])
         views.append(

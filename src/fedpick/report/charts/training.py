@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,14 @@ _MOST_SWEEPS = 4
 
 def charts(material: Material, against: str | None, window: int) -> list[Chart | None]:
     """The section "results"."""
-    return [
-        _accuracy(material),
-        _loss(material),
-        _targets(material),
-        *(_sweep(material, sweep) for sweep in analysis.sweeps_of(material.results)[:_MOST_SWEEPS]),
-        _forest(material, against, window),
-    ]
+    sweeps: dict[str, Chart] = {}
+    for sweep in analysis.sweeps_of(material.results)[:_MOST_SWEEPS]:
+        if (chart := _sweep(material, sweep)) is not None:
+            # Two families of one policy may vary the same hyper-parameter.
+            key = chart.key if chart.key not in sweeps else f"{chart.key}-{len(sweeps) + 1}"
+            sweeps[key] = replace(chart, key=key)
+    forest = _forest(material, against, window)
+    return [_accuracy(material), _loss(material), _targets(material), *sweeps.values(), forest]
 
 
 def _axes(material: Material) -> tuple[str, ...]:
@@ -109,7 +112,8 @@ def _sweep(material: Material, sweep: Sweep) -> Chart | None:
     rounds, best = analysis.best_by_round(sweep)
     low, high = sweep.values[0], sweep.values[-1]
     return Chart(
-        key=f"sweep-{sweep.policy}-{sweep.parameter}",
+        # The names come from the store: the page and the files need them without markup.
+        key=re.sub(r"[^\w.-]", "-", f"sweep-{sweep.policy}-{sweep.parameter}"),
         title=f"{sweep.policy}: accuracy against {sweep.parameter}",
         caption=f"Final test accuracy for each {sweep.parameter}, with one standard deviation over the seeds; "
         "horizontal lines: the other policies. Or the value that was best up to each round.",
