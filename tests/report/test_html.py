@@ -184,7 +184,7 @@ def test_the_page_begins_with_the_verdict_and_ends_with_the_appendix(store, tmp_
     appendix = text[text.index('<section id="appendix"') : text.index('<section id="settings"')]
     for part in (
         "<h3>Distance from the target importance",
-        "<h3>Time per round",
+        "<h3>Computing time per round",
         'id="plot-bounds"',
         'id="plot-diagnostics"',
     ):

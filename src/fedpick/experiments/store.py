@@ -838,9 +838,7 @@ class Store:
         found: dict[str, Any] = {}
         for column, values in zip(wanted, zip(*rows, strict=True) if rows else [()] * len(wanted), strict=True):
             if column.name == "diagnostics":
-                parsed = {
-                    text: table_from_json(text) for text in set(values)
-                }  # mostly one text
+                parsed = {text: table_from_json(text) for text in set(values)}  # mostly one text
                 found[column.name] = np.array([parsed[text] for text in values], dtype=object)
             else:  # None becomes NaN
                 kind = tables.rounds.c[column.name].type
