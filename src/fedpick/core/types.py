@@ -255,10 +255,10 @@ class Outcome:
             value = getattr(self, name)
             checked = missing if value is None else _floats(value, f"Outcome.{name}", (len(clients),))
             assign(self, **{name: checked})
+        nowhere = read_only(np.zeros(len(clients), bool))
         for name in ("late", "cancelled", "stale"):
             mask = getattr(self, name)
-            mask = np.zeros(len(clients), bool) if mask is None else mask
-            assign(self, **{name: _booleans(mask, f"Outcome.{name}", len(clients))})
+            assign(self, **{name: nowhere if mask is None else _booleans(mask, f"Outcome.{name}", len(clients))})
         sketch = np.empty((len(clients), 0)) if self.sketch is None else self.sketch
         assign(self, sketch=_floats(sketch, "Outcome.sketch", (len(clients), None)))
 

@@ -51,11 +51,6 @@ class Work(NamedTuple):
         """(k,) by what every update is multiplied on its way to the server: `factors`, and NaN for the poisoned."""
         return np.where(self.poisoned, np.nan, 1.0 if self.factors is None else self.factors)
 
-    def equals(self, other: Work) -> bool:
-        """Whether both describe the same training, to the last bit."""
-        pairs: Any = zip(self, other, strict=True)
-        return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
-
 
 class Trained(NamedTuple):
     """The result of a `Work`."""

@@ -76,7 +76,9 @@ class _Exchange(NamedTuple):
 class _Prepared(NamedTuple):
     """A round started ahead of its turn; see `Simulator.prepare`."""
 
-    work: Work
+    plan: _Plan
+    settings: tuple[Any, ...]
+    """Everything else that decided the plan; see `Simulator._settings`."""
     rounds: Rounds
     step: int
     """Of this round among `rounds`."""
@@ -250,14 +252,15 @@ class Simulator:
         if round is not None and round != self.round:
             raise OutOfOrder(f"The simulator is in round {self.round}; it was asked to train round {round}.")
         with self._clock("train"):
-            plan = self._plan(selection, self.round, budget=budget)
+            ahead = self._take_prepared(selection, budget, report)
+            plan = ahead[0] if ahead else self._plan(selection, self.round, budget=budget)
             if Signal.SKETCH in report:
                 plan = plan._replace(work=plan.work._replace(sketch=True))
             losses = np.full((2, len(selection.clients)), np.nan)
             if report & {Signal.OUTCOME_LOSS, Signal.LOSS_RMS} and plan.training.any():
                 losses[:, plan.training] = self._losses_before(plan.work.clients)
             if self.waiting.late == "drop":
-                return self._commit(plan, self._take_prepared(plan) or self._train(plan), losses, report)
+                return self._commit(plan, ahead[1] if ahead else self._train(plan), losses, report)
             trained, exchange = self._train_with_late_answers(plan)
             return self._commit(plan, trained, losses, report, exchange)
 
@@ -499,18 +502,29 @@ class Simulator:
             else:
                 self._prepared_from = self.engine.leaves(self.params, self.velocity)
                 rounds = self.engine.start_rounds(self.params, self.velocity, works, evaluate)
-            self._prepared += [_Prepared(work, rounds, step) for step, work in enumerate(works)]
+            settings = self._settings(budget)
+            self._prepared += [_Prepared(plan, settings, rounds, step) for step, plan in enumerate(plans)]
 
-    def _take_prepared(self, plan: _Plan) -> Trained | None:
-        """Return the prepared result of this plan; drop everything prepared if the next round is another one."""
+    def _settings(self, budget: int | None) -> tuple[Any, ...]:
+        """What decides a plan beside the selection and the round: frozen values, so comparing them is quick."""
+        chosen = (self.clients, self.local, self.server, self.faults, self.attacks, self.fleet, self.waiting)
+        return self.seed, budget, *chosen
+
+    def _take_prepared(
+        self, selection: Selection, budget: int | None, report: frozenset[Signal]
+    ) -> tuple[_Plan, Trained] | None:
+        """Return the next prepared round if it is this one; otherwise drop everything prepared."""
         if not self._prepared:
             return None
         ahead = self._prepared.popleft()
-        if plan.work.equals(ahead.work) and self._is_model(self._prepared_from):
+        plan = ahead.plan
+        same = ahead.settings == self._settings(budget) and _same(selection, plan.selection)
+        asked = Signal.SKETCH in report or (self._model_received[selection.clients] == self.round).any()
+        if same and not asked and self._is_model(self._prepared_from):
             trained = ahead.rounds.result(ahead.step)
             if (self._weights_after(plan, trained) == plan.work.weights).all():
                 self._prepared_from = self.engine.leaves(trained.params, trained.velocity)
-                return trained
+                return plan, trained
         self._prepared.clear()
         return None
 
@@ -711,3 +725,12 @@ class Simulator:
         if plain["seed"] != self.seed:
             raise InvalidInput(f"{path} was saved with seed {plain['seed']}; this simulator has seed {self.seed}.")
         self.restore(arrays, plain["simulator"])
+
+
+def _same(one: Selection, other: Selection) -> bool:
+    """Whether both select the same clients with the same weights."""
+    if one.weights is None or other.weights is None:
+        weights = one.weights is other.weights
+    else:
+        weights = np.array_equal(one.weights, other.weights)
+    return weights and one.renormalize == other.renormalize and np.array_equal(one.clients, other.clients)
