@@ -20,8 +20,9 @@ principal component of the loss changes and a multivariate test of the first one
 
 **stationarity** (figures 3, 9): does the covariance of the loss changes stay the same during training? Every --every
 rounds, the covariance of trials is compared with the next one (equation 151, with the square root that it lacks in
-print). Two halves of the samples of one round show how much of the difference is sampling; a half has half the cohorts,
-so this is a strict measure. The last line compares second moments, which a process with mean 0 learns.
+print), and so are other matrices that could be meant (`matrices`). Two halves of the samples of one round show how much
+of the difference is sampling; a half has half the cohorts, so this is a strict measure. The authors' program measures
+while FedCor trains: `--policy fedcor-code-2023 --cohorts 1000 --first 20`.
 
 The paper tries 1,000 cohorts. A client trains on the same mini-batches in every trial: only the cohort is random.
 """
@@ -29,7 +30,6 @@ The paper tries 1,000 cohorts. A client trains on the same mini-batches in every
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -46,9 +46,12 @@ from benchmarks.theory.fedcor import (
 )
 from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.rng import Purpose, stream
+from fedpick.core.types import Selection
 from fedpick.experiments.run import build
 from fedpick.experiments.spec import Spec, load_spec
+from fedpick.policies import FedCor
 from fedpick.policies._gp import discounted_mean, fit, select_greedy
+from fedpick.sim import Simulator
 
 STEPS, RATE = 20, 0.5
 OTHERS = (3, 8, 27)
@@ -195,62 +198,84 @@ def draw_normality(options: argparse.Namespace) -> None:
     draw_components(drawn, options.folder / "fedcor-normality.png")
 
 
-@dataclass(frozen=True)
-class Similarities:
-    """Similarities of covariances of one federation in training."""
+def averaged_changes(
+    simulator: Simulator, *, cohorts: int, budget: int, rng: np.random.Generator
+) -> tuple[FloatArray, FloatArray]:
+    """(N,) losses now, and (S, N) their changes by random cohorts, as `sample_loss_changes` measures them.
 
-    rounds: FloatArray
-    later: FloatArray
-    """Of each covariance to the next."""
-    moments: FloatArray
-    """The same of the second moments."""
-    halves: FloatArray
-    """Of the covariances of two halves of the samples."""
+    Every client trains once. The model of a cohort is the mean of its clients' models, so this needs local training
+    with the same mini-batches in every trial, and a server rate of 1.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    count = len(simulator.clients)
+    alone = [simulator.trial_params(Selection(clients=np.array([k]), weights=np.ones(1))) for k in range(count)]
+    models = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone)
+    average = jax.jit(lambda chosen: jax.tree.map(lambda leaf: leaf[chosen].mean(axis=0), models))
+    before = simulator.client_losses()
+    chosen = [rng.choice(count, budget, replace=False) for _ in range(cohorts)]
+    return before, np.stack([simulator.client_losses(average(each)) - before for each in chosen])
 
 
-def similarities(spec: Spec, options: argparse.Namespace) -> Similarities:
-    """Train with random cohorts and compare the covariances of every `options.every` rounds."""
-    run = build(spec.settings_of(spec.policies[0], options.seed))
-    count = len(run.session.clients)
-    rounds, samples = [], []
+def matrices(before: FloatArray, changes: FloatArray) -> dict[str, FloatArray]:
+    """What a paper may call the covariance of loss changes; the first is what FedCor's text says."""
+    after, own = before + changes, changes - changes.mean(axis=1, keepdims=True)
+    return {
+        "covariance": np.cov(changes, rowvar=False),
+        "covariance, 100 cohorts": np.cov(changes[:100], rowvar=False),
+        "covariance of changes minus their mean over clients": np.cov(own, rowvar=False),
+        "correlations": np.asarray(np.corrcoef(changes, rowvar=False)),
+        "second moments of the changes": changes.T @ changes,
+        "second moments of the new losses": after.T @ after,
+    }
+
+
+def similarities(spec: Spec, options: argparse.Namespace) -> tuple[FloatArray, dict[str, FloatArray]]:
+    """The measured rounds, and for every kind of matrix its similarity to that of the next measured round.
+
+    "two halves" compares the covariances of the even and the odd samples of one round. "learned" is the covariance of
+    FedCor's own Gaussian process, if the policy has one.
+    """
+    policy = spec.policies[0]
+    run = build(spec.settings_of(policy, options.seed))
+    rounds: list[int] = []
+    found: list[dict[str, FloatArray]] = []
+    halves: list[float] = []
     for done, _ in enumerate(run.rounds(options.rounds), start=1):
-        if done % options.every == 0:
-            rng = stream(options.seed, done, Purpose.ANALYSIS)
-            rounds.append(done)
-            samples.append(
-                sample_loss_changes(
-                    run.simulator.measure, count, cohorts=options.cohorts, budget=spec.budget or count, rng=rng
-                )
-            )
-    return Similarities(
-        rounds=np.array(rounds),
-        later=_neighbours([_covariance(changes) for changes in samples]),
-        moments=_neighbours([changes.T @ changes for changes in samples]),
-        halves=np.array([covariance_similarity(*(_covariance(changes[k::2]) for k in (0, 1))) for changes in samples]),
-    )
-
-
-def _covariance(changes: FloatArray) -> FloatArray:
-    return np.asarray(np.cov(changes, rowvar=False))
-
-
-def _neighbours(matrices: list[FloatArray]) -> FloatArray:
-    return np.array([covariance_similarity(*pair) for pair in pairwise(matrices)])
+        if done % options.every or done < options.first:
+            continue
+        rng = stream(options.seed, done, Purpose.ANALYSIS)
+        budget = spec.budget or len(run.session.clients)
+        before, changes = averaged_changes(run.simulator, cohorts=options.cohorts, budget=budget, rng=rng)
+        rounds.append(done)
+        found.append(matrices(before, changes))
+        halves.append(covariance_similarity(*(np.cov(changes[k::2], rowvar=False) for k in (0, 1))))
+        process = run.session.policy
+        if isinstance(process, FedCor):
+            embedding = run.session.state.embedding
+            learned = embedding.T @ embedding + process.noise**2 * np.eye(embedding.shape[1])
+            found[-1]["learned by the Gaussian process"] = learned
+    later = {name: np.array([covariance_similarity(a[name], b[name]) for a, b in pairwise(found)]) for name in found[0]}
+    return np.array(rounds), {**later, "two halves": np.array(halves)}
 
 
 def draw_stationarity(options: argparse.Namespace) -> None:
     """Figures 3 and 9."""
     drawn = {}
     for path in options.specs:
-        spec = load_spec(path).override(only=["uniform"])
-        found = similarities(spec, options)
-        drawn[spec.partition.name] = (found.rounds, found.later, found.halves)
-        print(f"{spec.title}: {options.cohorts} cohorts of {spec.budget} every {options.every} rounds")
-        print("| from round | " + " | ".join(str(number) for number in found.rounds) + " |")
-        print("|---" * (len(found.rounds) + 1) + "|")
-        print("| to the next | " + " | ".join(f"{value:.3f}" for value in found.later) + " | |")
-        print("| two halves | " + " | ".join(f"{value:.3f}" for value in found.halves) + " |")
-        print("| second moments | " + " | ".join(f"{value:.3f}" for value in found.moments) + " | |\n", flush=True)
+        spec = load_spec(path).override(only=[options.policy])
+        rounds, found = similarities(spec, options)
+        drawn[spec.partition.name] = (rounds, found["covariance"], found["two halves"])
+        print(
+            f"{spec.title}: {options.cohorts} cohorts of {spec.budget} every {options.every} rounds, {options.policy}"
+        )
+        print("| similarity | mean | least | " + " | ".join(f"from {number}" for number in rounds) + " |")
+        print("|---" * (len(rounds) + 3) + "|")
+        for name, values in found.items():
+            cells = [f"{value:.3f}" for value in (values.mean(), values.min(), *values)]
+            print(f"| {name} | " + " | ".join(cells) + " |")
+        print(flush=True)
     draw_similarities(drawn, options.folder / "fedcor-stationarity.png")
 
 
@@ -275,6 +300,10 @@ def main(arguments: list[str] | None = None) -> None:
             command.add_argument("--components", type=int, default=4, help="in the table and the figure")
         else:
             command.add_argument("--every", type=int, default=10, help="rounds between measurements")
+            command.add_argument("--first", type=int, default=0, help="round of the first measurement")
+            command.add_argument(
+                "--policy", default="uniform", help="name or label of the policy that trains the model"
+            )
         command.set_defaults(run=run)
     options = parser.parse_args(arguments)
     options.run(options)

@@ -135,11 +135,29 @@ def test_normality_and_stationarity_on_a_tiny_federation(tiny, tmp_path, capsys)
     assert "8 cohorts of 4 after 2 rounds" in printed
     assert "Henze-Zirkler, 2 components" in printed
     fedcor.main([*folder, "stationarity", str(tiny), *small, "--every", "1"])
-    lines = {line.split(" | ")[0].strip("| "): line for line in capsys.readouterr().out.splitlines()}
-    similarity = float(lines["to the next"].split("|")[2])
-    assert 0 < similarity <= 1
+    lines = {line.split(" | ")[0].strip("| "): line.split("|") for line in capsys.readouterr().out.splitlines()}
+    assert 0 < float(lines["covariance"][2]) <= 1
+    # With eight cohorts the first 100 are all of them; losses change little in a round, so their moments are alike.
+    assert lines["covariance, 100 cohorts"][2:] == lines["covariance"][2:]
+    assert float(lines["second moments of the new losses"][2]) > 0.95
     assert is_png(tmp_path / "fedcor-normality.png")
     assert is_png(tmp_path / "fedcor-stationarity.png")
+
+
+def test_the_mean_of_models_trained_alone_is_the_model_of_the_cohort(tiny):
+    pytest.importorskip("jax")
+    from benchmarks.theory.fedcor import sample_loss_changes
+    from fedpick.experiments.run import build
+    from fedpick.experiments.spec import load_spec
+
+    spec = load_spec(tiny)
+    run = build(spec.settings_of(spec.policies[0], 0))
+    for _ in run.rounds(2):
+        pass
+    before, changes = fedcor.averaged_changes(run.simulator, cohorts=5, budget=4, rng=np.random.default_rng(1))
+    slow = sample_loss_changes(run.simulator.measure, 20, cohorts=5, budget=4, rng=np.random.default_rng(1))
+    np.testing.assert_allclose(before, run.simulator.client_losses())
+    np.testing.assert_allclose(changes, slow, atol=1e-5)
 
 
 def test_graphs_from_models_are_scored_against_the_oracle(tiny, tmp_path, capsys):
