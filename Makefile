@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help setup setup-torch demo test test-quick test-others test-wheel test-wheel-oldest test-slow test-deployment check docs package bench clean
+.PHONY: help setup setup-torch demo test test-quick test-others test-wheel test-wheel-oldest test-slow test-deployment check docs package bench tables clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
@@ -64,6 +64,9 @@ package: setup ## build the source distribution and the wheel in dist/, and chec
 bench: setup ## the simulator beside sequential loops, and the cost of decisions (minutes)
 	$(BIN)/python -m benchmarks.speed sim --against sequential,torch --jobs j1,j2
 	$(BIN)/python -m benchmarks.speed select --largest 100000
+
+tables: setup ## make the published tables and figures again (days; ONLY=ca-fed.md for some of them)
+	$(BIN)/python -m benchmarks.reproduce $(if $(ONLY),--only '$(ONLY)')
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

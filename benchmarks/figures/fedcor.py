@@ -274,6 +274,7 @@ def draw_stationarity(options: argparse.Namespace) -> None:
         print("|---" * (len(rounds) + 3) + "|")
         for name, values in found.items():
             cells = [f"{value:.3f}" for value in (values.mean(), values.min(), *values)]
+            cells += [""] * (len(rounds) - len(values))  # the last round has no next one
             print(f"| {name} | " + " | ".join(cells) + " |")
         print(flush=True)
     draw_similarities(drawn, options.folder / "fedcor-stationarity.png")

@@ -76,12 +76,12 @@ def with_torch(federation: data.Federation, seed: int) -> list[float]:
 LOOPS: dict[str, Callable[[data.Federation, int], list[float]]] = {"fedpick": with_fedpick, "torch": with_torch}
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run the seeds and print the accuracies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--with", dest="loop", choices=LOOPS, default="fedpick")
     parser.add_argument("--seeds", type=int, default=30, help="seeds 1 to this one")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     images = data.load("fmnist")
     means = []
     for seed in range(1, options.seeds + 1):
