@@ -132,6 +132,7 @@ class Driver:
                 f"The files in {path} do not belong together: {ROSTER_FILE} has {len(roster.keys)} clients, the "
                 f"session {len(session.clients)}. Restore the right ones, or choose another directory to start anew."
             )
+        session.watch = None
         self.session, self.roster = session, roster
 
     @property
@@ -167,6 +168,7 @@ class Driver:
         settings, clients = self.settings, self.roster.clients()
         if self.session is None:
             self.session = Session(self.policy, clients, settings.seed, provides=PROVIDES, guard=settings.guard)
+            self.session.watch = None  # see _warn_of_missing_reports
         elif not _same_table(self.session.table, clients):
             self.session.grow(clients)
         if settings.record is not None and not self._recording:
@@ -492,7 +494,7 @@ class Driver:
 
     def _warn_of_missing_reports(self, outcome: Outcome) -> None:
         """Warn once if a policy gets no report from which it learns: it still chooses, but not as its name promises."""
-        for signal in (Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.LOSS_RMS):
+        for signal in (Signal.OUTCOME_LOSS, Signal.TRAIN_LOSS, Signal.LOSS_RMS, Signal.DURATION):
             name = signal.value.removeprefix("outcome.")
             reported = getattr(outcome, name)[outcome.completed]
             if signal in self.policy.needs and len(reported) and np.isnan(reported).all() and name not in self._warned:

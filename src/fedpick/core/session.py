@@ -78,6 +78,7 @@ class Session:
         policy, seed, guard: as above.
         table: the clients as they were passed; `grow` replaces them.
         clients: the same with the sizes that the guard bounded, as the policy sees them.
+        watch: warns of signals that do not arrive. None: a driver that warns in its own words removed it.
 
     >>> import numpy as np
     >>> session = Session(registry.get("uniform"), Clients(num_examples=np.ones(5)), seed=1)
@@ -115,7 +116,7 @@ class Session:
         self._report_limit = number("Session", "report_limit", "(0, inf]", value=report_limit)
         self._state = policy.init(self.clients, stream(self.seed, 0, Purpose.INIT))
         self._guard = self.guard.start(policy, self.clients)
-        self._watch = SignalWatch(policy, stated=provides is not None)
+        self.watch: SignalWatch | None = SignalWatch(policy, stated=provides is not None)
         self._pending: _Pending | None = None
         self._saved_in: Path | None = None
 
@@ -185,7 +186,8 @@ class Session:
                         probed[probe.clients] = True
                 measurements.append(answer)
             context = replace(context, measurements=tuple(measurements))
-            self._watch.asked(probes, context.measurements)
+            if self.watch is not None:
+                self.watch.asked(probes, context.measurements)
         selection, state = self.policy.select(self._state, context, stream(self.seed, self.round, Purpose.SELECT))
         _check_selection(selection, context, self.policy)
         notes |= {name: count for name, count in (("rejected_reports", rejected), ("cut_reports", cut)) if count}
@@ -244,7 +246,8 @@ class Session:
         self._state = self.policy.observe(pending.state, outcome)
         self._guard, self._pending = guard, None
         self.round += 1
-        self._watch.told(outcome)
+        if self.watch is not None:
+            self.watch.told(outcome)
         return {name: count for name, count in (("rejected_reports", rejected), ("cut_reports", cut)) if count}
 
     def grow(self, clients: Clients) -> None:
