@@ -39,7 +39,7 @@ DEEPER: dict[str, tuple[str, ...]] = {
     "fedpick.experiments.runner": ("Report", "run"),
     "fedpick.experiments.spec": ("load_spec",),
     "fedpick.experiments.store": ("Store", "open_store"),
-    "fedpick.flower.legacy": ("with_policy",),
+    "fedpick.flower.legacy": ("server_of", "with_policy"),
     "fedpick.report.analysis": ("load_results",),
     "fedpick.report.tables": ("tables_of", "to_markdown"),
     "fedpick.sim.tasks": ("describe", "get", "names"),

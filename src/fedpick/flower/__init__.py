@@ -21,8 +21,9 @@ except ModuleNotFoundError as error:
         "The Flower adapter needs Flower. Install it with: pip install 'fedpick[flower]'"
     ) from error
 
+from fedpick.adapter.members import Standing
 from fedpick.adapter.report import RoundReport, Step
 from fedpick.flower.client import answer_probes
 from fedpick.flower.strategy import PolicyStrategy, with_policy
 
-__all__ = ["PolicyStrategy", "RoundReport", "Step", "answer_probes", "with_policy"]
+__all__ = ["PolicyStrategy", "RoundReport", "Standing", "Step", "answer_probes", "with_policy"]
