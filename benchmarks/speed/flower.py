@@ -46,16 +46,22 @@ class _InstantGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Keep the messages until they are pulled."""
-        identities = []
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = f"{len(self._sent)}-{message.metadata.dst_node_id}"
+        identities, sent = [], list(messages)
+        if sent and sent[0].metadata.message_type == "train":
+            self.trained.append((time.perf_counter(), time.process_time()))
+        for message in sent:
+            message.metadata.__dict__["_message_id"] = f"{len(self.trained)}-{message.metadata.dst_node_id}"
             identities.append(message.metadata.message_id)
             self._sent[message.metadata.message_id] = message
         return identities
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Answer."""
-        return [self._reply(self._sent.pop(identity)) for identity in list(message_ids)]
+        """Answer, once the time that training takes is over."""
+        asked = [self._sent[identity] for identity in message_ids]
+        training = any(message.metadata.message_type == "train" for message in asked)
+        if training and time.perf_counter() < self.trained[-1][0] + self.seconds:
+            return []
+        return [self._reply(self._sent.pop(message.metadata.message_id)) for message in asked]
 
     def _reply(self, message: Message) -> Message:
         if message.metadata.message_type != "train":
@@ -65,12 +71,11 @@ class _InstantGrid(Grid):
         return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 10})}), reply_to=message)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Exchange, after the time that training takes."""
-        sent = list(messages)
-        if sent and sent[0].metadata.message_type == "train":
-            self.trained.append((time.perf_counter(), time.process_time()))
-            time.sleep(self.seconds)
-        return self.pull_messages(self.push_messages(sent))
+        """Exchange without a look too many, unlike Flower's grids, which look every 0.1 or 3 s."""
+        identities = list(self.push_messages(messages))
+        while identities and not (replies := list(self.pull_messages(identities))):
+            time.sleep(max(self.trained[-1][0] + self.seconds - time.perf_counter(), 0.0))
+        return replies if identities else []
 
 
 def _seconds_per_round(
