@@ -41,8 +41,8 @@ _LOG = logging.getLogger("fedpick")
 _LARGEST_COUNT = 2.0**53
 """A larger count is absurd. Sums of millions of counts below it are finite."""
 _SKETCH_SIZE = 512
-_BLOCK = 2**16
-"""Numbers of an array that stay in the cache while the norm is computed."""
+_BLOCK = 2**13
+"""Numbers of a norm that are added at once: they stay in the cache, and BLAS starts no threads for so few."""
 _REAL = "biuf"
 """NumPy's kinds of real numbers: bool, int, unsigned, float."""
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
