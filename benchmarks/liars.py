@@ -1,9 +1,12 @@
 """How many places liars capture, and what they cost: the tables of docs/results/liars.md.
 
-    python -m benchmarks.liars run --seeds 10      # appends to docs/results/liars.jsonl; resumes
-    python -m benchmarks.liars tables              # prints the tables in Markdown
+    python -m benchmarks.liars run --seeds 10                   # appends to docs/results/liars.jsonl; resumes
+    python -m benchmarks.liars run --data fmnist --seeds 3
+    python -m benchmarks.liars tables [--data fmnist]           # prints the tables in Markdown
+    python -m benchmarks.liars sybils --seeds 10                # fresh identities in every round; prints a table
 
-Digits, two shards per client, 50 clients, 5 per round, 100 rounds. Accuracy is the mean over the last ten rounds.
+Two shards per client, 5 clients per round, 100 rounds. Accuracy is the mean over the last ten rounds. All runs of one
+call share one process and its compiled programs.
 """
 
 from __future__ import annotations
@@ -11,68 +14,85 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from fedpick import Session, data, policies
-from fedpick.sim import Attacks, LocalTraining, ServerStep, Simulator, simulate
+from fedpick.data.types import Federation
+from fedpick.sim import Attacks, LocalTraining, Simulator, simulate
 
 __all__ = ["CONDITIONS", "POLICIES", "main", "one_run", "tables"]
 
-POLICIES = ("uniform", "pow-d", "cpow-d", "rpow-d", "adapow-d", "afl", "fedcor", "fedgp", "herd")
-ROBUST = {"clip_norms": 1.0}
-"""The server step against flipped updates."""
+POLICIES = {
+    # cpow-d is pow-d here: no client holds more losses than one mini-batch.
+    "digits": ("uniform", "pow-d", "rpow-d", "adapow-d", "afl", "fedcor", "fedgp", "herd"),
+    "fmnist": ("pow-d", "fedcor", "herd"),
+}
+CLIENTS = {"digits": 50, "fmnist": 100}
+LOCAL = {
+    "digits": LocalTraining(lr=0.05, epochs=3, batch_size=8),
+    "fmnist": LocalTraining(lr=0.005, epochs=3, batch_size=64, weight_decay=1e-4),
+}
 CONDITIONS: tuple[dict[str, Any], ...] = (
     {"attack": None, "share": 0.2, "guard": "off"},
     {"attack": None, "share": 0.2, "guard": "strict"},
+    {"attack": "inflate-flip", "share": 0.2, "guard": "strict"},
     {"attack": "inflate", "share": 0.2, "guard": "strict"},
-    {"attack": "inflate-flip", "share": 0.2, "guard": "strict", "server": ROBUST},
-    {"attack": "inflate", "share": 0.2, "guard": "off"},
-    {"attack": "inflate-flip", "share": 0.2, "guard": "off"},
+    {"attack": "inflate-flip", "share": 0.3, "guard": "strict"},
     {"attack": "inflate", "share": 0.3, "guard": "strict"},
+    {"attack": "inflate-flip", "share": 0.1, "guard": "strict"},
     {"attack": "inflate", "share": 0.1, "guard": "strict"},
-    {"attack": "inflate-flip", "share": 0.3, "guard": "strict", "server": ROBUST},
-    {"attack": "inflate-flip", "share": 0.1, "guard": "strict", "server": ROBUST},
-    {"attack": None, "share": 0.2, "guard": "mild"},
+    {"attack": "inflate-flip", "share": 0.2, "guard": "off"},
+    {"attack": "inflate", "share": 0.2, "guard": "off"},
 )
 _FILE = Path(__file__).parents[1] / "docs" / "results" / "liars.jsonl"
 _LAST = 10
-_HARD = 10
-"""Clients with the largest mean loss of an honest run: the hard data."""
+_HARD = 0.2
+"""Of the clients, those with the largest mean loss in the honest run: the hard data."""
 
 
-def one_run(policy: str, condition: dict[str, Any], seed: int, rounds: int = 100) -> dict[str, Any]:
+@cache
+def _federation(name: str, seed: int) -> Federation:
+    return data.partition(data.load(name), "2spc", num_clients=CLIENTS[name], seed=seed, holdout=0.2)
+
+
+def one_run(
+    policy: str, condition: dict[str, Any], seed: int, name: str = "digits", rounds: int = 100
+) -> dict[str, Any]:
     """Run one policy under one condition; return what the tables need."""
-    federation = data.partition(data.load("digits"), "2spc", num_clients=50, seed=seed, holdout=0.2)
-    kind, share = condition["attack"], condition["share"]
+    federation, kind = _federation(name, seed), condition["attack"]
     simulator = Simulator(
         federation,
         "mlp",
-        local=LocalTraining(lr=0.05, epochs=3, batch_size=8),
-        server=ServerStep(**condition.get("server", {})),
-        attacks=None if kind is None else Attacks(kind=kind, share=share),
+        local=LOCAL[name],
+        attacks=None if kind is None else Attacks(kind=kind, share=condition["share"]),
         losses_on="validation",
         seed=seed,
     )
     options = {"provides": simulator.provides, "guard": condition["guard"]}
     session = Session(policies.get(policy), simulator.clients, seed=seed, **options)
-    places, losses = np.zeros(50), np.zeros(50)
-    ever, accuracies = np.zeros(50, bool), list[float]()
-    for record in simulate(simulator, session, rounds=rounds, budget=5, losses_every=10):
+    count = federation.num_clients
+    places, losses = np.zeros(count), np.zeros(count)
+    ever, accuracies = np.zeros(count, bool), list[float]()
+    honest = kind is None and condition["guard"] == "off"
+    for record in simulate(simulator, session, rounds=rounds, budget=5, losses_every=10 if honest else None):
         places[record.selection.clients] += 1
         ever |= session.credibility < 0.5
         accuracies.append(record.test_accuracy or 0.0)
         losses += 0.0 if record.losses is None else record.losses
     lying = simulator.lying
     return {
+        "data": name,
         "policy": policy,
         "seed": seed,
         **condition,
         "accuracy": float(np.mean(accuracies[-_LAST:])),
         "places": places.astype(int).tolist(),
-        "losses": np.round(losses, 4).tolist(),
+        **({"losses": np.round(losses, 3).tolist()} if honest else {}),
         "captured": float(places[lying].sum() / places.sum()),
         "found": float(ever[lying].mean()) if lying.any() else None,
         "false_alarms": float(ever[~lying].mean()),
@@ -80,21 +100,21 @@ def one_run(policy: str, condition: dict[str, Any], seed: int, rounds: int = 100
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["policy"], row["seed"], row["attack"], row["share"], row["guard"], json.dumps(row.get("server", {}))
+    return tuple(row[name] for name in ("data", "policy", "seed", "attack", "share", "guard"))
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def run(file: Path, seeds: int) -> None:
-    """Compute what the file lacks, seed by seed."""
+def run(file: Path, name: str, seeds: int) -> None:
+    """Compute what the file lacks, condition by condition."""
     done = {_key(row) for row in _rows(file)}
-    for seed in range(seeds):
-        for condition in CONDITIONS:
-            for policy in POLICIES:
-                if _key({"policy": policy, "seed": seed, **condition}) not in done:
-                    row = one_run(policy, condition, seed)
+    for condition in CONDITIONS:
+        for seed in range(seeds):
+            for policy in POLICIES[name]:
+                if _key({"data": name, "policy": policy, "seed": seed, **condition}) not in done:
+                    row = one_run(policy, condition, seed, name)
                     with file.open("a") as out:
                         out.write(json.dumps(row) + "\n")
 
@@ -108,66 +128,102 @@ def _mean(rows: list[dict[str, Any]], name: str) -> float:
     return float(np.mean([row[name] for row in rows])) if rows else float("nan")
 
 
-def _paired(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> float:
-    """Mean difference of accuracy over the seeds that both have, in points."""
+def _paired(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> str:
+    """Difference of accuracy in points over the seeds that both have: mean and 95 % interval."""
     mine, theirs = ({row["seed"]: row["accuracy"] for row in each} for each in (rows, base))
-    both = sorted(set(mine) & set(theirs))
-    return float(np.mean([100 * (mine[seed] - theirs[seed]) for seed in both])) if both else float("nan")
+    gap = [100 * (mine[seed] - theirs[seed]) for seed in sorted(set(mine) & set(theirs))]
+    if len(gap) < 2:
+        return "".join(f"{value:+.1f}" for value in gap)
+    half = stats.t.ppf(0.975, len(gap) - 1) * np.std(gap, ddof=1) / np.sqrt(len(gap))
+    return f"{np.mean(gap):+.1f} ± {half:.1f}"
 
 
 def _hard_share(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> float:
     """Places of the hard clients over their places in the honest, unguarded run of the same seed."""
-    theirs = {row["seed"]: row for row in base}
-    ratios = []
-    for row in rows:
-        if row["seed"] in theirs:
-            plain = theirs[row["seed"]]
-            hard = np.argsort(plain["losses"])[-_HARD:]
-            ratios.append(np.take(row["places"], hard).sum() / max(np.take(plain["places"], hard).sum(), 1))
-    return float(np.mean(ratios)) if ratios else float("nan")
+    mine, theirs = ({row["seed"]: row for row in each} for each in (rows, base))
+    taken = {"mine": 0, "theirs": 0}
+    for seed in set(mine) & set(theirs):
+        losses = theirs[seed]["losses"]
+        hard = np.argsort(losses)[-round(_HARD * len(losses)) :]
+        taken["mine"] += np.take(mine[seed]["places"], hard).sum()
+        taken["theirs"] += np.take(theirs[seed]["places"], hard).sum()
+    return taken["mine"] / taken["theirs"] if taken["theirs"] else float("nan")
 
 
-def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
+def tables(rows: list[dict[str, Any]], name: str = "digits") -> Iterator[str]:
     """The tables in Markdown, line by line."""
+    rows = [row for row in rows if row["data"] == name]
     yield "| policy | honest % | strict, honest: points | hard clients' places | false alarms % | seeds |"
     yield "|---|---|---|---|---|---|"
-    for policy in POLICIES:
+    for policy in POLICIES[name]:
         base = _some(rows, policy, attack=None, guard="off")
         strict = _some(rows, policy, attack=None, guard="strict")
         yield (
-            f"| {policy} | {100 * _mean(base, 'accuracy'):.1f} | {_paired(strict, base):+.1f} | "
+            f"| {policy} | {100 * _mean(base, 'accuracy'):.1f} | {_paired(strict, base)} | "
             f"x {_hard_share(strict, base):.2f} | {100 * _mean(strict, 'false_alarms'):.1f} | {len(strict)} |"
         )
     for attack in ("inflate", "inflate-flip"):
         yield ""
-        yield f"`{attack}`: places of liars over their fair share, and accuracy minus the honest, unguarded run, points"
+        yield f"`{attack}`:"
         yield ""
         yield "| policy | no guard, 20 % | strict, 10 % | strict, 20 % | strict, 30 % | false alarms % (20 %) | seeds |"
         yield "|---|---|---|---|---|---|---|"
-        for policy in POLICIES:
+        for policy in POLICIES[name]:
             base = _some(rows, policy, attack=None, guard="off")
             cells, counts = [], []
             for guard, share in (("off", 0.2), ("strict", 0.1), ("strict", 0.2), ("strict", 0.3)):
                 these = _some(rows, policy, attack=attack, guard=guard, share=share)
                 counts.append(len(these))
-                value = f"x {_mean(these, 'captured') / share:.2f}, {_paired(these, base):+.1f}"
+                value = f"x {_mean(these, 'captured') / share:.2f}, {_paired(these, base)}"
                 cells.append(value if these else "not run")
             alarms = _some(rows, policy, attack=attack, guard="strict", share=0.2)
             told = f"{100 * _mean(alarms, 'false_alarms'):.1f}" if alarms else "not run"
             yield f"| {policy} | {' | '.join(cells)} | {told} | {', '.join(map(str, counts))} |"
 
 
+_SYBILS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("uniform", {}),
+    ("rpow-d", {}),
+    ("rpow-d", {"num_candidates": "all"}),
+    ("fedgs", {"alpha": 0.0}),
+    ("f3ast", {}),
+)
+
+
+def sybils(seeds: int) -> Iterator[str]:
+    """5 of 30 clients come back under a fresh identity in each of 60 rounds: their share of the places, in percent."""
+    yield "| policy | no guard | strict |"
+    yield "|---|---|---|"
+    for name, options in _SYBILS:
+        cells = []
+        for guard in ("off", "strict"):
+            shares = []
+            for seed in range(seeds):
+                dealt = data.partition(data.load("digits"), "2spc", num_clients=30, seed=seed)
+                attacks = Attacks(kind="sybils", share=5 / 30)
+                simulator = Simulator(dealt, "logistic", local=LOCAL["digits"], attacks=attacks, seed=seed)
+                session = Session(policies.get(name, **options), simulator.clients, seed=seed, guard=guard)
+                rounds = simulate(simulator, session, rounds=60, budget=5, evaluate_every=None)
+                chosen = np.concatenate([record.selection.clients for record in rounds][1:])
+                shares.append(100 * simulator.lying[chosen].mean())
+            cells.append(f"{np.mean(shares):.0f}")
+        yield f"| {name} {options or ''} | {' | '.join(cells)} |"
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "tables"))
+    parser.add_argument("what", choices=("run", "tables", "sybils"))
+    parser.add_argument("--data", choices=tuple(POLICIES), default="digits")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--file", type=Path, default=_FILE)
     given = parser.parse_args()
     if given.what == "run":
-        run(given.file, given.seeds)
+        run(given.file, given.data, given.seeds)
+    elif given.what == "sybils":
+        print("\n".join(sybils(given.seeds)))
     else:
-        print("\n".join(tables(_rows(given.file))))
+        print("\n".join(tables(_rows(given.file), given.data)))
 
 
 if __name__ == "__main__":

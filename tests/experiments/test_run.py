@@ -45,11 +45,13 @@ class StopAfter(Progress):
             self.flag.set()
 
 
-def test_stopped_and_resumed_equals_uninterrupted(tmp_path):
+@pytest.mark.parametrize("more", [{}, {"attacks": {"kind": "inflate-sybils"}, "run": {"guard": "strict"}}])
+def test_stopped_and_resumed_equals_uninterrupted(tmp_path, more):
     changes = {
         "availability": {"name": "log-normal", "beta": 0.3},
         "server": {"momentum": 0.5},
         "faults": {"dropout": 0.2, "nan": 0.1},
+        **more,
     }
     spec = small_spec(("uniform", "afl"), **changes)
     whole, cut = Store(tmp_path / "whole.sqlite"), Store(tmp_path / "cut.sqlite")

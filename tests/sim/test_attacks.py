@@ -3,10 +3,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedpick import Session, policies
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Signal
 from fedpick.core.types import Probe, Selection
-from fedpick.sim import Attacks, LocalTraining, ServerStep, Simulator
+from fedpick.sim import Attacks, LocalTraining, ServerStep, Simulator, simulate
+from fedpick.sim.sybils import grown_table
 from tests.sim.naive_loop import assert_trees_close, make_federation, to_numpy
 
 LOCAL = LocalTraining(lr=0.1, steps=3, batch_size=8)
@@ -107,6 +109,42 @@ def test_updates_that_are_not_finite_leave_the_robust_step_alone():
     simulator = simulator_with(Attacks(kind="scale", clients=(1,), scale=1e38), server=ServerStep(aggregation="median"))
     outcome = simulator.train(EVERYBODY)
     np.testing.assert_array_equal(outcome.completed, [True, False, True, True, True, True])
+
+
+def test_answers_that_the_judge_refuses_leave_the_model_alone():
+    judged, plain = simulator_with(), simulator_with()
+    outcome = judged.train(EVERYBODY, judge=lambda told: replace(told, completed=told.clients != 2))
+    others = np.flatnonzero(np.arange(6) != 2)
+    plain.train(Selection(clients=others, weights=np.full(5, 1 / 5)))
+    assert not outcome.completed[2]
+    assert np.isfinite(outcome.train_loss[2])
+    assert_trees_close(judged.params, to_numpy(plain.params), rtol=1e-5, atol=1e-7)
+
+
+def sybil_run(rounds, saved=None):
+    """Run to this round, from a saved one if it is given: -> (choices, what a checkpoint holds)."""
+    simulator = simulator_with(Attacks(kind="inflate-sybils", clients=(1, 4)))
+    session = Session(policies.get("rpow-d"), simulator.clients, seed=3, guard="strict")
+    if saved is not None:
+        (arrays, plain), (own, own_plain) = saved
+        simulator.restore(arrays, plain)
+        session.grow(grown_table(simulator, simulator.round))
+        session.restore(own, own_plain, round=simulator.round)
+    chosen = [record.selection.clients for record in simulate(simulator, session, rounds=rounds, budget=3)]
+    assert len(session.clients) == 6 + 2 * rounds
+    assert (np.concatenate(chosen) < 6).all()
+    return chosen, (simulator.state(), session.split())
+
+
+def test_sybils_come_under_fresh_rows_and_resume():
+    whole, (_, (arrays, _)) = sybil_run(7)
+    _, saved = sybil_run(4)
+    rest, _ = sybil_run(7, saved)
+    np.testing.assert_array_equal(np.stack(whole[4:]), np.stack(rest))
+    tried = np.flatnonzero(arrays["report"])  # the rows that rpow-d has tried
+    lied = sum(int(np.isin(chosen, [1, 4]).sum()) for chosen in whole[1:])
+    assert np.count_nonzero(tried >= 6) == lied > 0  # every place of a liar went to a row of its own
+    assert not np.isin([1, 4], tried).any() or np.isin(whole[0], [1, 4]).any()
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,14 @@ The first three are *levels*: a value above the limit is cut to the limit, so th
 data have large losses honestly, so levels are judged with a wider limit than the three comparisons of a client with
 itself. The norm of an update is the server's own measurement. (A loss falls about with the square of the gradient.)
 
-Credibility: every client starts with 1. A suspicious value leaves 40 % of it. A completed round without one takes
-back a tenth of what is missing. A client that is kept out returns slowly with time. The guard is *mild* by default: it
-cuts levels and shows credibilities. The *strict* form does not offer clients of a credibility below 1/2 to the policy,
-nor more newcomers than their fair share, and lets no large loss win a place before enough clients are known.
+Credibility: every client starts with 1. An answer with a suspicious value is *in doubt*; it leaves 40 % of the
+credibility. A completed round without doubt takes back a tenth of what is missing.
+
+The guard is *mild* by default: it cuts levels and shows credibilities. The *strict* form also
+- refuses an answer in doubt: the policy sees no report of it, and it counts as not completed (see `Session.judge`);
+- does not offer clients of a credibility below 1/2. Their credibility grows by 1 % per round, so that a client returns
+  after 22 rounds, and stays away four times as long if it is doubted again;
+- offers no more newcomers than their fair share, and lets no large loss win a place before enough clients are known.
 """
 
 from __future__ import annotations
@@ -70,6 +74,8 @@ _MAY_BE_NEGATIVE = {
     "update_norm": False,
     "loss_rms": False,
 }
+_TOLD = ("loss", "train_loss", "loss_rms", "update_norm", "sketch")
+"""Reports that a policy does not see of an answer in doubt."""
 
 
 def clean_answers(values: FloatArray, limit: float, negative: bool = True) -> tuple[FloatArray, int]:
@@ -96,7 +102,7 @@ def clean_outcome(outcome: Outcome, limit: float) -> tuple[Outcome, int]:
     return _with_reports(outcome, cleaned), rejected
 
 
-def _with_reports(outcome: Outcome, reports: Mapping[str, FloatArray]) -> Outcome:
+def _with_reports(outcome: Outcome, reports: Mapping[str, NDArray[Any]]) -> Outcome:
     # Not `replace`, which would validate the shapes again.
     changed = copy(outcome)
     assign(changed, **{name: read_only(values) for name, values in reports.items()})
@@ -114,9 +120,9 @@ _ENOUGH_KNOWN = 20
 """Clients, or half of all, that the strict guard must know before a large loss may win a place."""
 _SAMPLE = 4096
 """About as many clients make the median; of more, every n-th one."""
-_KEPT, _REGAINED, _RETURN = 0.4, 0.1, 0.01
-"""What a suspicious value leaves of the credibility, the share of the rest that a good round gives back, and what a
-client that is kept out gets back per round."""
+_KEPT, _REGAINED, _RETURN = 0.4, 0.1, 1.01
+"""What a doubtful answer leaves of the credibility, the share of the rest that a good one gives back, and the factor
+per round for a client that is kept out: the second time it stays away four times as long."""
 _TRUSTED = 0.5
 _LEAST_SIZES = 5
 _LEAST_SIZE_SPREAD = 0.4
@@ -281,15 +287,19 @@ class GuardState:
         jump = logs - latest[LOSS].take(clients)
         _put(latest[LOSS], clients, logs)
         cut_values, count = _cut(values, _cut_at(latest[LOSS], guard.exclude))
-        if trial:
-            return cut_values, self, count
-        _put(latest[JUMP], clients, jump)
-        suspicious = (logs > _limit_of(latest[LOSS], _WIDE)) | (jump > _limit_of(latest[JUMP], _NARROW))
-        state = replace(self, latest=latest, credibility=_judged(self.credibility, clients, suspicious, regain=None))
+        doubtful = logs > _limit_of(latest[LOSS], _WIDE)
+        state = self
+        if not trial:
+            _put(latest[JUMP], clients, jump)
+            doubtful |= jump > _limit_of(latest[JUMP], _NARROW)
+            credibility = _judged(self.credibility, clients, doubtful, regain=None)
+            state = replace(self, latest=latest, credibility=credibility)
+        if guard.exclude:
+            cut_values = np.where(doubtful, np.nan, cut_values)
         return cut_values, state, count
 
     def observe(self, guard: Guard, outcome: Outcome, probed: BoolArray | None) -> tuple[Outcome, GuardState, int]:
-        """Take the reports of a round: -> (outcome with cut levels, state, how many were cut)."""
+        """Take the reports of a round: -> (outcome as the policy sees it, state, how many values were cut)."""
         chosen = outcome.clients
         latest = self.latest.copy()
         told = np.where(np.isnan(outcome.loss), outcome.loss_rms, outcome.loss)
@@ -300,13 +310,13 @@ class GuardState:
         logs[EXCESS] = logs[TRAIN_LOSS] - 2 * logs[NORM]
         logs[DISAGREEMENT] = loss - logs[TRAIN_LOSS]
         logs[JUMP] = logs[LOSS] - latest[LOSS, chosen]
-        suspicious = np.zeros(len(chosen), dtype=bool)
+        doubtful = np.zeros(len(chosen), dtype=bool)
         limits: dict[int, float] = {}  # at which levels are cut
         for row, values in logs.items():
             if _put(latest[row], chosen, values):
-                suspicious |= values > _limit_of(latest[row], _WIDE if row <= NORM else _NARROW)
+                doubtful |= values > _limit_of(latest[row], _WIDE if row <= NORM else _NARROW)
                 limits[row] = _cut_at(latest[row], guard.exclude and row != NORM)
-        cut: dict[str, FloatArray] = {}
+        cut: dict[str, Any] = {}
         count = 0
         for name, row in (("loss", LOSS), ("loss_rms", LOSS), ("train_loss", TRAIN_LOSS), ("update_norm", NORM)):
             if row in limits:
@@ -315,10 +325,17 @@ class GuardState:
         if NORM in limits and outcome.sketch.size and (long := cut["update_norm"] < outcome.update_norm).any():
             cut["sketch"] = outcome.sketch.copy()
             cut["sketch"][long] *= (cut["update_norm"] / np.where(long, outcome.update_norm, 1.0))[long, None]
-        credibility = _judged(self.credibility, chosen, suspicious, regain=outcome.completed)
-        if guard.exclude and (kept_out := credibility < _TRUSTED).any():
+        credibility = _judged(self.credibility, chosen, doubtful, regain=outcome.completed)
+        if guard.exclude:
+            if doubtful.any():
+                for name in _TOLD:
+                    cut[name] = np.array(cut.get(name, getattr(outcome, name)))
+                    cut[name][doubtful] = np.nan
+                cut["completed"] = outcome.completed & ~doubtful
+            kept_out = credibility < _TRUSTED
             kept_out[chosen] = False
-            credibility = np.where(kept_out, credibility + np.float32(_RETURN), credibility)
+            if kept_out.any():
+                credibility = np.where(kept_out, credibility * np.float32(_RETURN), credibility)
         state = replace(self, latest=latest, credibility=credibility)
         if len(chosen) and (state.status[chosen] != _ESTABLISHED).any():
             status = state.status.copy()

@@ -57,6 +57,19 @@ class _Pending(NamedTuple):
     available: BoolArray
     probed: BoolArray | None
     """(N,) the clients that told their loss in this round; None without such a probe."""
+    judged: _Judged | None = None
+    """What `judge` found."""
+
+
+class _Judged(NamedTuple):
+    """An outcome that the guard has seen."""
+
+    accepted: Outcome
+    """As the clients told it, with refused answers as not completed."""
+    outcome: Outcome
+    """As the policy sees it."""
+    guard: GuardState | None
+    notes: Mapping[str, int]
 
 
 class Session:
@@ -222,33 +235,52 @@ class Session:
         values, rejected = clean_answers(values, self._report_limit)
         return Measurement(clients=probe.clients, values=values), rejected
 
+    def judge(self, outcome: Outcome) -> Outcome:
+        """Return the outcome with the answers that the strict guard doubts as not completed. Nothing is committed.
+
+        A driver that calls this before it aggregates, and tells what it returns, leaves their updates out.
+        """
+        pending = self._asked()
+        if outcome.index != self.round:
+            raise InvalidInput(f"The outcome is of round {outcome.index}, but round {self.round} is being told.")
+        if len(unknown := outcome.clients[outcome.stale & (outcome.clients >= len(self.clients))]):
+            raise InvalidInput(f"There is no client {unknown[0]} among {len(self.clients)} clients.")
+        told, guard, cut = in_order_of(pending.selection.clients, outcome), pending.guard, 0
+        seen, rejected = clean_outcome(told, self._report_limit)
+        if guard is not None:
+            if self.guard.cut:
+                seen, guard, cut = guard.observe(self.guard, seen, pending.probed)
+            guard = guard.served(pending.available, pending.selection.clients)
+        accepted = told if seen.completed is told.completed else replace(told, completed=seen.completed)
+        notes = {name: count for name, count in (("rejected_reports", rejected), ("cut_reports", cut)) if count}
+        self._pending = pending._replace(judged=_Judged(accepted, seen, guard, notes))
+        return accepted
+
     def tell(self, outcome: Outcome) -> Mapping[str, Any]:
         """Commit the round that was asked last. Return diagnostics, such as the number of rejected reports.
 
         The outcome has a row for each selected client, and one for each late answer that came in this round (`stale`).
         """
+        judged = self._asked().judged
+        if judged is None or judged.accepted is not outcome:
+            self.judge(outcome)
+        pending = self._asked()
+        assert pending.judged is not None
+        _, seen, guard, notes = pending.judged
+        self._state = self.policy.observe(pending.state, seen)
+        self._guard, self._pending = guard, None
+        self.round += 1
+        if self.watch is not None:
+            self.watch.told(seen)
+        return notes
+
+    def _asked(self) -> _Pending:
+        """The round that was asked last; raises if there is none."""
         if self._pending is None:
             raise OutOfOrder(
                 f"tell() for round {self.round} came before ask(). Ask first; every round is asked and told."
             )
-        if outcome.index != self.round:
-            raise InvalidInput(f"The outcome is of round {outcome.index}, but round {self.round} is being told.")
-        if len(unknown := outcome.clients[outcome.stale & (outcome.clients >= len(self.clients))]):
-            raise InvalidInput(f"There is no client {unknown[0]} among {len(self.clients)} clients.")
-        pending, cut = self._pending, 0
-        chosen = pending.selection.clients
-        outcome, rejected = clean_outcome(in_order_of(chosen, outcome), self._report_limit)
-        guard = pending.guard
-        if guard is not None:
-            if self.guard.cut:
-                outcome, guard, cut = guard.observe(self.guard, outcome, pending.probed)
-            guard = guard.served(pending.available, chosen)
-        self._state = self.policy.observe(pending.state, outcome)
-        self._guard, self._pending = guard, None
-        self.round += 1
-        if self.watch is not None:
-            self.watch.told(outcome)
-        return {name: count for name, count in (("rejected_reports", rejected), ("cut_reports", cut)) if count}
+        return self._pending
 
     def grow(self, clients: Clients) -> None:
         """Replace the table by a larger one. The clients so far keep their rows and their state; newcomers follow."""

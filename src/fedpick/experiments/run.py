@@ -33,6 +33,7 @@ from fedpick.experiments.manifest import new_manifest
 from fedpick.experiments.schema import sa
 from fedpick.experiments.settings import RunParts, build_settings, federation_of, federation_texts
 from fedpick.experiments.store import ClientAccuracies, Store, StoreError, StoreLocked, in_a_sentence
+from fedpick.sim.sybils import grown_table
 
 if TYPE_CHECKING:
     from fedpick.data.types import Part
@@ -147,6 +148,8 @@ class FederatedRun:
             arrays, plain = checkpoint.unpack(content, "The checkpoint in the store")
             own = {name.removeprefix("policy/"): value for name, value in arrays.items() if name.startswith("policy/")}
             self.simulator.restore(arrays, plain)
+            if self.simulator.has_sybils:
+                self.session.grow(grown_table(self.simulator, plain["round"]))
             self.session.restore(own, plain["policy"], round=plain["round"])
         except (KeyError, TypeError, ValueError) as error:
             raise StateFileError(f"{in_a_sentence(error)} Start this run over with --restart.") from error

@@ -28,6 +28,7 @@ KINDS = {
     "flip": "sends its update with the opposite sign",
     "scale": "sends its update times `scale`",
     "drop": "never answers after it was chosen",
+    "sybils": "comes back under a fresh identity in every round",
 }
 _REPORTS = ("inflate", "deflate", "alternate", "collude")
 """A client tells one kind of false losses."""

@@ -18,6 +18,7 @@ from fedpick.core.record import RoundRecord, Timings
 from fedpick.core.session import Session
 from fedpick.core.types import Outcome, Selection, aggregation_weights
 from fedpick.sim.simulator import Simulator
+from fedpick.sim.sybils import Sybils, grown_table
 
 __all__ = ["simulate"]
 
@@ -112,9 +113,9 @@ def _check(simulator: Simulator, session: Session, availability: Any, schedule: 
             "availability must be None or have a method mask(round), such as a trace of fedpick.availability. "
             f"Got {type(availability).__name__}."
         )
-    if len(session.clients) != len(simulator.clients):
+    if len(session.clients) != (count := len(grown_table(simulator, simulator.round))):
         raise InvalidInput(
-            f"The session has {len(session.clients)} clients and the simulator {len(simulator.clients)}. "
+            f"The session has {len(session.clients)} clients and the simulator {count}. "
             "Build the session with simulator.clients."
         )
     if session.round != simulator.round:
@@ -139,7 +140,9 @@ def _rounds(
         _decides_alone(session)
         and (availability is None or isinstance(availability, Trace))
         and simulator.waiting.late == "drop"
+        and not simulator.has_sybils
     )
+    seen = Sybils(session, simulator) if simulator.has_sybils else session
     ahead = copy(session)
     while simulator.round < rounds:
         index, before = simulator.round, simulator.timings
@@ -155,14 +158,14 @@ def _rounds(
                 simulator.prepare(coming, due, budget)
         mask = None if availability is None else availability.mask(index)
         if len(busy):
-            mask = np.ones(len(session.clients), bool) if mask is None else mask.copy()
+            mask = np.ones(len(simulator.clients), bool) if mask is None else mask.copy()
             mask[busy] = False
         start, measuring = time.perf_counter(), simulator.timings.measure
-        selection = session.ask(available=mask, budget=asked, measure=simulator.measure)
+        selection = seen.ask(available=mask, budget=asked, measure=simulator.measure)
         deciding = time.perf_counter() - start - (simulator.timings.measure - measuring)
-        outcome = simulator.train(selection, report=report, budget=budget)
+        outcome = simulator.train(selection, report=report, budget=budget, judge=seen.judge)
         start = time.perf_counter()
-        session.tell(outcome)
+        seen.tell(outcome)
         deciding += time.perf_counter() - start
         measured, own = _measure(simulator, schedule, index), outcome.of_selected()
         record = RoundRecord(
@@ -170,7 +173,7 @@ def _rounds(
             selection=selection,
             outcome=own,
             weights=aggregation_weights(selection, own.completed, simulator.clients) * simulator.fresh_share,
-            available=np.ones(len(session.clients), bool) if mask is None else mask,
+            available=np.ones(len(simulator.clients), bool) if mask is None else mask,
             counters=simulator.counters,
             seconds=simulator.timings.since(before).plus(Timings(select=deciding)),
             clock=None if simulator.fleet is None else simulator.clock,

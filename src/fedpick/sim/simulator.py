@@ -188,6 +188,11 @@ class Simulator:
         return frozenset(given | {Signal.OUTPUTS} if self.task.outputs else given)
 
     @property
+    def has_sybils(self) -> bool:
+        """Whether liars take a fresh identity in every round; see `fedpick.sim.sybils`."""
+        return self.attacks is not None and "sybils" in self.attacks.parts
+
+    @property
     def model_bytes(self) -> int:
         """Size of one model."""
         return self.engine.model_bytes
@@ -239,8 +244,12 @@ class Simulator:
         *,
         report: frozenset[Signal] = frozenset(),
         budget: int | None = None,
+        judge: Callable[[Outcome], Outcome] | None = None,
     ) -> Outcome:
         """Train the selected clients, take the server step and go to the next round.
+
+        `judge`, such as `Session.judge`, says before the server step whose answers count: those that it marks as not
+        completed are left out. It is not asked where late answers are used.
 
         `budget` is the cohort size before over-commitment, which decides for how many answers a server with `devices`
         waits; None: for all.
@@ -260,7 +269,7 @@ class Simulator:
             if report & {Signal.OUTCOME_LOSS, Signal.LOSS_RMS} and plan.training.any():
                 losses[:, plan.training] = self._losses_before(plan.work.clients)
             if self.waiting.late == "drop":
-                return self._commit(plan, ahead[1] if ahead else self._train(plan), losses, report)
+                return self._commit(plan, ahead[1] if ahead else self._train(plan), losses, report, judge=judge)
             trained, exchange = self._train_with_late_answers(plan)
             return self._commit(plan, trained, losses, report, exchange)
 
@@ -399,6 +408,7 @@ class Simulator:
         losses: FloatArray,
         report: frozenset[Signal],
         exchange: _Exchange | None = None,
+        judge: Callable[[Outcome], Outcome] | None = None,
     ) -> Outcome:
         """Take the result of a plan, count its messages and go to the next round."""
         chosen, draw = plan.selection.clients, plan.faults
@@ -433,6 +443,12 @@ class Simulator:
             late=late,
             cancelled=cancelled,
         )
+        if judge is not None:
+            outcome = judge(outcome)
+            if (completed & ~outcome.completed).any():
+                # Refused answers are rare: train the others again, with their new weights.
+                weights = aggregation_weights(plan.selection, outcome.completed, self.clients)[plan.expected]
+                trained = self.engine.train(self.params, self.velocity, plan.work._replace(weights=weights))
         if exchange is not None:
             assert plan.arriving is not None and plan.seconds is not None
             outcome = outcome.with_stale(exchange.come.outcome(self.round, exchange.used))
