@@ -29,12 +29,14 @@ def modules(monkeypatch):
     return torch
 
 
-@pytest.mark.parametrize("policy", ["pow-d", "herd", "fedcor"])
+@pytest.mark.parametrize("policy", [None, "pow-d", "herd", "fedcor"])
 def test_the_converted_template_trains_unchanged_clients(modules, policy):
+    """At most 6 changed lines on the server and none on the client; without them (None) it is Flower's own app."""
     (block,) = re.findall(r"```diff\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     lines = block.splitlines()
-    assert sum(line.startswith(("+", "-")) for line in lines) <= 6
-    code = "\n".join(line[1:] for line in lines if not line.startswith("-"))
+    assert 0 < sum(line.startswith(("+", "-")) for line in lines) <= 6
+    code = "\n".join(line[1:] for line in lines if not line.startswith("+" if policy is None else "-"))
+    assert ("fedpick" in code) == (policy is not None)
     namespace: dict = {}
     exec(code.replace('"pow-d"', repr(policy)), namespace)
     grid = unaware(federation(20))
