@@ -91,7 +91,7 @@ class Session:
         policy, seed, guard: as above.
         table: the clients as they were passed; `grow` replaces them.
         clients: the same with the sizes that the guard bounded, as the policy sees them.
-        watch: warns of signals that do not arrive. None: a driver that warns in its own words removed it.
+        watch: warns of signals that do not arrive. fedpick's own drivers, which know better, set it to None.
 
     >>> import numpy as np
     >>> session = Session(registry.get("uniform"), Clients(num_examples=np.ones(5)), seed=1)

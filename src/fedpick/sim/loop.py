@@ -84,6 +84,7 @@ def simulate(
         evaluate_every, losses_every, local_accuracy_every, validation_every, rounds if evaluate_last else None
     )
     _check(simulator, session, availability, schedule)
+    session.watch = None  # what the simulator does not report does not exist, such as durations without devices
     return _rounds(simulator, session, rounds, budget, availability, schedule, on_round)
 
 
