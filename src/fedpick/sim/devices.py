@@ -108,7 +108,9 @@ class Fleet:
             return Seconds(*parts)
         key = hashing.key_from(self.seed, int(Purpose.DEVICES), round)
         factor = self._factors[hashing.uniform_bits(key, clients.astype(np.uint32)) >> np.uint32(16)]
-        return Seconds(*(part * factor for part in parts))
+        for part in parts:
+            part *= factor
+        return Seconds(*parts)
 
     @cached_property
     def _factors(self) -> FloatArray:
