@@ -10,12 +10,15 @@ from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Signal
 from fedpick.core.types import Probe, Selection
 from fedpick.sim import Faults, LocalTraining, ServerStep, Simulator, TorchTask, Waiting, devices, simulate, tasks
-from fedpick.sim.torch_engine.task import cross_entropy
 from tests.sim.naive_loop import make_federation, quadratic_federation
 from tests.sim.test_training import SERVERS, SOLVERS
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'fedpick[torch]'")
 nn = torch.nn
+# These modules import PyTorch.
+from fedpick.sim.torch_engine.task import cross_entropy  # noqa: E402
+from fedpick.sim.torch_engine.training import trained  # noqa: E402
+
 COHORTS = [Selection(clients=[4, 0, 2]), Selection(clients=[1, 3, 5, 0], weights=[0.1, 0.5, 0.2, 0.0])]
 
 
@@ -43,7 +46,7 @@ def build(module=perceptron, federation=None, local=None, **options):
 def current(simulator, module):
     """The module with the simulator's model."""
     with torch.no_grad():
-        for parameter, value in zip(module.parameters(), simulator.params.weights, strict=True):
+        for parameter, value in zip(trained(module), simulator.params.weights, strict=True):
             parameter.copy_(value)
     return module
 
@@ -66,7 +69,7 @@ def follow(simulator, module, cohorts=COHORTS):
     for index, selection in enumerate(cohorts):
         module, losses = train_round(simulator, module, selection, index)
         outcome = simulator.train(selection)
-        for mine, theirs in zip(simulator.params.weights, module.parameters(), strict=True):
+        for mine, theirs in zip(simulator.params.weights, trained(module), strict=True):
             np.testing.assert_allclose(mine, theirs.detach(), rtol=2e-4, atol=2e-6)
         for mine, theirs in zip(simulator.params.buffers, module.buffers(), strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-6)
@@ -249,6 +252,61 @@ def test_modules_that_cannot_be_stacked_train_one_client_after_another(module):
     assert simulator.engine.group == 1
     if module in (MixesExamples, ReadsANumber):
         follow(simulator, module(), [Selection(clients=[0, 2])])
+
+
+class Frozen(nn.Module):
+    """With operations in place and a weight that is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 3)
+        self.first.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.last(nn.functional.relu(self.first(x), inplace=True))
+
+
+class LeavesPyTorch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(torch.from_numpy(np.tanh(x.detach().numpy())))
+
+
+class ChangesAConstant(Frozen):
+    def forward(self, x):
+        self.first.bias += 0.0
+        return super().forward(x)
+
+
+RECORDED = {
+    perceptron: True,
+    Frozen: True,
+    small_cnn: False,  # TorchScript cannot record the gradient of a convolution
+    with_dropout: False,
+    with_batch_norm: False,
+    MixesExamples: False,
+    ReadsANumber: False,
+    LeavesPyTorch: False,
+    ChangesAConstant: False,
+}
+
+
+@pytest.mark.parametrize("module", RECORDED)
+def test_steps_are_recorded_where_they_are_always_the_same(module):
+    """A step that runs as one program, and steps that cannot, against the usual loop."""
+    federation = make_federation(sizes=(40, 8, 24, 15), shape=(6, 6, 2) if module is small_cnn else (6,))
+    local = LocalTraining(lr=0.1, epochs=2, batch_size=8)  # the last batch of a client with 15 examples has 7
+    simulator = build(module, federation, local, group=1)
+    assert simulator.engine.facts["traced"] == RECORDED[module]
+    if module not in (with_dropout, Frozen, ChangesAConstant):
+        follow(simulator, module(), [Selection(clients=[0, 3, 1]), Selection(clients=[3, 2])])
+    if module is Frozen:
+        made = module()
+        made.first.bias.data.copy_(simulator.engine._module.first.bias)
+        follow(simulator, made, [Selection(clients=[0, 3, 1])])
 
 
 # Determinism

@@ -28,6 +28,8 @@ class Findings(NamedTuple):
     """Which of its buffers training changes."""
     random: bool
     """Whether it draws random numbers while it trains."""
+    separate: bool
+    """Whether no example affects another."""
     stackable: bool
     """Whether clients can be trained as one, with one more dimension; see `Trainer.stacked`."""
 
@@ -60,8 +62,12 @@ def check_module(
         changing = _changing_buffers(task, scratch, before)
         _check_single_examples(task, scratch, examples, local, x)
         _call(task, "The module", scratch.eval(), x)
-        stackable = not changing and not random and _stackable(task, module, x, y)
-    return Findings(changing, random, stackable)
+        replica = Replica(module, (), "cpu", images=x.ndim == 4)
+        replica.module.train()
+        with torch.no_grad():
+            separate = not changing and not random and _separate(task, replica, x, y)
+            stackable = separate and _stackable(task, replica, x, y)
+    return Findings(changing, random, separate, stackable)
 
 
 def labels(y: Any) -> Tensor:
@@ -147,28 +153,28 @@ def _changing_buffers(task: TorchTask, module: Any, before: list[Tensor]) -> tup
     return tuple(changing)
 
 
-def _stackable(task: TorchTask, module: Any, x: Tensor, y: Tensor) -> bool:
-    """Whether vmap can run the module with weights of several clients, and no example affects another.
+def _separate(task: TorchTask, replica: Replica, x: Tensor, y: Tensor) -> bool:
+    """Whether examples have the same losses in any company."""
+    if len(x) < ROWS:
+        return False
+    halves = zip(x.chunk(2), y.chunk(2), strict=True)
+    apart = torch.cat([task.loss(replica.module(inputs), wanted) for inputs, wanted in halves])
+    return bool(torch.allclose(task.loss(replica.module(x), y), apart, rtol=1e-4, atol=1e-6))
+
+
+def _stackable(task: TorchTask, replica: Replica, x: Tensor, y: Tensor) -> bool:
+    """Whether vmap can run the module with weights of several clients.
 
     Modules with convolutions are left out: stacked, they are slower than one after another.
     """
-    if any(isinstance(layer, torch.nn.modules.conv._ConvNd) for layer in module.modules()) or len(x) < ROWS:
+    if any(isinstance(layer, torch.nn.modules.conv._ConvNd) for layer in replica.module.modules()):
         return False
-    replica = Replica(module, (), "cpu", images=x.ndim == 4)
-    replica.module.train()
-    half = len(x) // 2
     try:
-        with torch.no_grad():
-            weights = [torch.stack([weight, weight]) for weight in replica.weights]
-            outputs = stacked_outputs(replica, weights, x.unflatten(0, (2, half))).flatten(0, 1)
-            together = task.loss(replica.module(x), y)
-            apart = torch.cat(
-                [task.loss(replica.module(x[part]), y[part]) for part in (slice(half), slice(half, None))]
-            )
-            stacked = task.loss(outputs, y)
+        weights = [torch.stack([weight, weight]) for weight in replica.weights]
+        outputs = stacked_outputs(replica, weights, x.unflatten(0, (2, len(x) // 2))).flatten(0, 1)
     except Exception:  # vmap refuses many operations, in many ways
         return False
-    return all(torch.allclose(together, values, rtol=1e-4, atol=1e-6) for values in (apart, stacked))
+    return bool(torch.allclose(task.loss(replica.module(x), y), task.loss(outputs, y), rtol=1e-4, atol=1e-6))
 
 
 def _check_single_examples(task: TorchTask, module: Any, examples: Examples, local: LocalTraining, x: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The PyTorch engine: clients train side by side in threads that use one core each, small modules several as one.
+"""The PyTorch engine: clients train side by side in threads that use one core each, tiny modules several as one.
 
 A client's update is a function of the received model and (seed, round, client). Updates are added up in the order of
 the cohort. The numbers therefore do not depend on the number of threads, nor on which of them is faster.
@@ -28,14 +28,15 @@ from fedpick.sim.settings import LocalTraining, ServerStep
 from fedpick.sim.torch_engine.checks import check_module, labels
 from fedpick.sim.torch_engine.setup import default_threads, in_threads
 from fedpick.sim.torch_engine.task import TorchTask
+from fedpick.sim.torch_engine.tracing import record_step
 from fedpick.sim.torch_engine.training import Model, Replica, Trainer, as_inputs, draw, seed_of
 
 __all__ = ["TorchEngine"]
 
 Tensor = Any
-BLOCK = 2**18
+BLOCK = 2**20
 """Numbers in a block of examples when measuring."""
-SMALL = 2**17
+SMALL = 2**13
 """Parameters up to which clients are stacked: larger modules spend their time in products, not in starting them."""
 PIECE = 2**23
 """Parameters times examples of a step that make another thread worth while for stacked clients."""
@@ -111,9 +112,19 @@ class TorchEngine:
         self.num_parameters = sum(weight.numel() for weight in self._initial.weights)
         stack = found.stackable and (group is not None or self.num_parameters <= SMALL)
         self.group = (group or GROUP) if stack else 1
+        if self.group == 1 and found.separate and self.device == "cpu" and local.batch_size is not None:
+            self._trainer = self._trainer._replace(program=self._program(local.batch_size))
         tensors = [*self._initial.weights, *self._initial.buffers]
         self.model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self._block = task.evaluation_batch or max(32, BLOCK // max(1, math.prod(shape)))
+
+    def _program(self, batch: int) -> Any:
+        """A training step as one program; None if the module does not allow it."""
+        index = torch.arange(batch) % len(self.examples.y)
+        x = as_inputs(self._trainer.x.index_select(0, index), self.shape)
+        with self._replica() as replica:
+            replica.load(self._initial, train=True)
+            return record_step(self._trainer.step, replica, x, self._trainer.y.index_select(0, index))
 
     def _tensor(self, rows: Float32Array) -> Tensor:
         with warnings.catch_warnings():
@@ -123,7 +134,8 @@ class TorchEngine:
     @property
     def facts(self) -> Mapping[str, Any]:
         """What else decides the last bits."""
-        return {"engine": "torch", "stacked": self.group > 1, "backend": self.device}
+        traced = self._trainer.program is not None
+        return {"engine": "torch", "stacked": self.group > 1, "traced": traced, "backend": self.device}
 
     @contextmanager
     def _replica(self) -> Iterator[Replica]:

@@ -93,6 +93,11 @@ class MiniBatches(NamedTuple):
     counts: BoolArray
     """(sum of steps, B) which of them count."""
 
+    def shares(self) -> NDArray[np.float32]:
+        """(sum of steps, B) how much every example counts in the mean loss of its mini-batch."""
+        counted = np.maximum(np.count_nonzero(self.counts, axis=1, keepdims=True), 1)
+        return np.asarray(self.counts / counted, np.float32)
+
 
 def draw(local: LocalTraining, examples: Examples, work: Work, places: IntArray) -> MiniBatches:
     """Draw the mini-batches of these clients of a cohort: the same rows as the JAX engine draws."""
@@ -128,6 +133,14 @@ class Trainer(NamedTuple):
     """Of one example, as the module gets it."""
     random: bool
     """Whether the module draws random numbers while it trains."""
+    program: Any = None
+    """`step` for a whole mini-batch as one program; None: the module cannot be recorded. See `tracing`."""
+
+    def step(self, replica: Replica, x: Tensor, y: Tensor, shares: Tensor, *random: Any) -> list[Tensor]:
+        """The losses of a mini-batch, and the gradient of their sum weighted by `shares`."""
+        losses = self.task.loss(self._outputs(replica, x, *random), y).float()
+        gradient = torch.autograd.grad(losses, replica.weights, shares, allow_unused=True, materialize_grads=True)
+        return [losses.detach(), *gradient]
 
     def one(self, replica: Replica, model: Model, batches: MiniBatches, lr: float) -> Tensor:
         """Train the replica as the only client of these mini-batches; return the (1,) mean training loss."""
@@ -135,18 +148,30 @@ class Trainer(NamedTuple):
         weights = replica.weights
         solver = _Solver(self.local, self.task.ridge, weights, lr)
         total = torch.zeros((), device=self.x.device)
-        for step, (rows, counts) in enumerate(zip(batches.rows, batches.counts, strict=True)):
-            index = torch.from_numpy(rows[counts]).to(self.x.device)
+        shares = batches.shares()
+        counts, width = shares > 0, shares.shape[1]
+        # Up to half of the program's batch may be examples that do not count: without it a step takes longer.
+        programs = (self.program is not None) & (2 * np.count_nonzero(counts, axis=1) >= width)
+        every, share_of = (torch.from_numpy(values).to(self.x.device) for values in (batches.rows, shares))
+        for step, whole in enumerate(programs.tolist()):
+            index, share = every[step], share_of[step]
+            if not whole:
+                chosen = torch.from_numpy(counts[step]).to(self.x.device)
+                index, share = index[chosen], share[chosen]
             x, y = as_inputs(self.x.index_select(0, index), self.shape), self.y.index_select(0, index)
-            loss = self.task.loss(self._outputs(replica, x, batches.keys, step), y).mean()
-            gradient = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+            with torch.set_grad_enabled(not whole):
+                losses, *gradient = (
+                    self.program(*weights, x, y, share)
+                    if whole
+                    else self.step(replica, x, y, share, batches.keys, step)
+                )
             with torch.no_grad():
-                total += loss + self.ridge(weights)
+                total += (losses * share).sum() + self.ridge(weights)
                 solver.descend(weights, gradient)
         return (total / max(len(batches.rows), 1)).reshape(1)
 
-    def _outputs(self, replica: Replica, x: Tensor, key: hashing.Key, step: int) -> Tensor:
-        if not self.random:
+    def _outputs(self, replica: Replica, x: Tensor, key: hashing.Key | None = None, step: int = 0) -> Tensor:
+        if not self.random or key is None:
             return replica.module(x)
         # One thread at a time, because the generator belongs to all of them. Gradients are computed side by side.
         with _GENERATOR:
@@ -168,9 +193,7 @@ class Trainer(NamedTuple):
         solver = _Solver(self.local, self.task.ridge, stack, lr)
         total = torch.zeros(every, device=self.x.device)
         index = torch.from_numpy(batches.rows.reshape(-1)).to(self.x.device)
-        # Every example counts as its share of the mean loss of its client.
-        counts = batches.counts / np.maximum(np.count_nonzero(batches.counts, axis=1, keepdims=True), 1)
-        shares = torch.from_numpy(counts.astype(np.float32)).to(self.x.device).view(-1)
+        shares = torch.from_numpy(batches.shares()).to(self.x.device).view(-1)
         first = 0
         for active in batches.active.tolist():
             part = slice(first, first + active * width)
