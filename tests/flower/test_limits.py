@@ -140,6 +140,26 @@ def test_a_client_that_is_slow_in_every_second_round_is_asked_less(clock):
     assert sum("partition:1" in report.cohort for report in reports if report.over) < 25
 
 
+def test_times_belong_to_their_nodes_if_a_message_could_not_be_sent(clock):
+    """Flower's grid for simulations returns no id for such a message."""
+
+    class Losing(PacedGrid):
+        def push_messages(self, messages):
+            messages = list(messages)
+            identities = list(super().push_messages(messages))
+            for message in messages:
+                if message.metadata.message_type == "train" and message.metadata.dst_node_id == max(self.nodes):
+                    del self.waiting[message.metadata.message_id]
+                    identities.remove(message.metadata.message_id)
+            return identities
+
+    grid = Losing(federation(4).nodes, clock, {1: 99.0})
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM, train_timeout=100.0)
+    start(strategy, grid, rounds=1)
+    lost = grid.nodes[max(grid.nodes)].partition
+    assert lost != 1 and np.flatnonzero(strategy.roster.strikes).tolist() == sorted([1, lost])
+
+
 def test_a_deadline_that_is_short_for_all_is_no_clients_fault(clock):
     grid = PacedGrid(federation(4).nodes, clock, dict.fromkeys(range(4), 95.0))
     strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM, train_timeout=100.0)

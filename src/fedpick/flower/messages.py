@@ -140,10 +140,10 @@ def exchange(
     while True:
         found = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(waiting)} if waiting else {}
         waited = time.monotonic() - started
-        for identity in sorted(found, key=order.__getitem__):
-            replies.append(found[identity])
-            arrived[messages[order[identity]].metadata.dst_node_id] = waited
-        waiting -= set(found)
+        replies += [found[identity] for identity in sorted(found, key=lambda name: order.get(name, len(order)))]
+        if found:
+            arrived |= dict.fromkeys(replies_by_node(messages, found.values()), waited)
+            waiting -= set(found)
         if sum(not reply.has_error() for reply in replies) >= enough or not waiting or waited >= timeout:
             return replies, arrived, waited
         # A twentieth of the time until now, so that an exchange takes at most 5 % longer than its last reply.
