@@ -85,10 +85,12 @@ class Standing:
     identity: str
     """As in the log: "name:clinic-a", "partition:7", ..."""
     node: str
+    """What the framework calls it."""
     status: str
-    """"member"; "excluded": the server's settings say so; "refused": another node has this identity; of members also
-    "distrusted": by the guard; "slow": it rests."""
+    """One of "member"; "excluded": the server's settings say so; "refused": another node has this identity; and, of
+    members, "distrusted": by the guard; "slow": it rests."""
     why: str
+    """A reason in words."""
 
 
 _PROOFS = {
