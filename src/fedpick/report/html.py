@@ -224,7 +224,7 @@ def _notices(results: Results) -> str:
     elif results.incomplete:
         lines.append(
             f"Not finished: {'; '.join(results.incomplete)}. "
-            "Lines stop at the last round that all begun seeds of a policy have."
+            "Lines stop at the last round that all started seeds of a policy have reached."
         )
     lines += [f"Failed: {label}, seed {run.run.seed}: {run.run.error}" for label, run in runs if run.run.error]
     return "".join(f'<p class="notice" role="note">{escape(line)}</p>' for line in lines)

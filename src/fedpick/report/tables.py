@@ -331,10 +331,16 @@ def fairness_table(results: Results, fairness: Mapping[int, Fairness]) -> Table:
         Column("Jain's index: selection", selection, 3, best="high"),
     ]
     measured = " or ".join(sorted({PARTS[each.part] for each in fairness.values()}))
+    shown = {by for each in fairness.values() for by in each.groups}
+    groups = {
+        "size": "Fewest examples: the third of the clients with the fewest. ",
+        "availability": "Less often available: that half of the clients. ",
+        "label": "Lowest main label: the lowest mean over the clients that have most of one label. ",
+    }
     note = (
-        f"Accuracy of the final model for each client, on {measured}; clients count alike. Thirds of the clients by "
-        "examples, halves by availability; lowest main label: the lowest mean over the clients that have most of one "
-        "label. Jain's index is 1 if all clients are equal."
+        f"Accuracy of the final model for each client, on {measured}; clients count alike. "
+        + "".join(words for by, words in groups.items() if by in shown)
+        + "Jain's index is 1 if all clients are equal."
     )
     return _non_empty(_table("Accuracy for the clients", columns, results.policies, _with_missing(note, results)))
 
