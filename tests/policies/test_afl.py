@@ -10,7 +10,7 @@ from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.types import RoundContext
 from fedpick.policies.afl import inclusion_reference
-from fedpick.testing import check_policy
+from tests.policies import QUICK_CHECKS
 
 
 def table(sizes):
@@ -228,7 +228,8 @@ def test_extreme_values_never_overflow_and_the_cohort_is_always_full(losses, alp
 
 @pytest.mark.parametrize("options", [{"unseen": "probe"}, {"value": "loss", "report": "train-loss"}])
 def test_contract(options):
-    check_policy(policies.get("afl", **options))
+    for check in QUICK_CHECKS:
+        check(policies.get("afl", **options))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from fedpick.core.session import Session
 from fedpick.core.types import Clients, Outcome, RoundContext
 from fedpick.policies.ca_fed import CAFed, gaps, included_clients, included_clients_reference
 from fedpick.policies.unbiased import Unbiased
-from fedpick.testing import CHECKS
 from fedpick.theory.ca_fed import round_error
+from tests.policies import QUICK_CHECKS
 
 
 def random_problem(rng: np.random.Generator) -> dict[str, Any]:
@@ -378,9 +378,9 @@ def test_wrong_hyper_parameters_are_refused(wrong):
         CAFed(estimates="bayes-chain", smoothing=0.5, prior=0.0, minimum_loss="zero", unmeasured="first-mean"),
     ],
 )
-@pytest.mark.parametrize("name", sorted(set(CHECKS) - {"one_million_clients", "same_selections_in_other_processes"}))
-def test_conformance_of_other_configurations(policy, name):
-    CHECKS[name](policy)
+@pytest.mark.parametrize("check", QUICK_CHECKS)
+def test_conformance_of_other_configurations(policy, check):
+    check(policy)
 
 
 @pytest.mark.slow
@@ -441,13 +441,13 @@ def test_exact_ties_keep_clients_as_in_exact_arithmetic(order):
 
 def test_the_passes_equal_exact_arithmetic_in_ties_too():
     rng, ties = np.random.default_rng(27), 0
-    for _ in range(1500):
+    for _ in range(400):
         problem = exact_problem(rng)
         exact = included_clients_reference(**problem)
         np.testing.assert_array_equal(included_clients(**in_floats(problem)), exact)
         nearly = {**problem, "tau": problem["tau"] - Fraction(1, 10**15)}
         ties += not np.array_equal(included_clients_reference(**nearly), exact)
-    assert ties > 20
+    assert ties > 5
 
 
 def test_equal_correlations_go_by_index_however_they_were_counted():
