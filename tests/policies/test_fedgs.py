@@ -221,8 +221,8 @@ def counts_after(name, seed, rounds=200, **options):
 
 
 def test_counts_are_balanced_under_uneven_availability():
-    balanced = [counts_after("fedgs", seed, similarity="features").std(ddof=1) for seed in range(20)]
-    uniform = [counts_after("uniform", seed).std(ddof=1) for seed in range(20)]
+    balanced = [counts_after("fedgs", seed, similarity="features").std(ddof=1) for seed in range(6)]
+    uniform = [counts_after("uniform", seed).std(ddof=1) for seed in range(6)]
     assert np.median(balanced) <= 0.45 * np.median(uniform)
 
 
