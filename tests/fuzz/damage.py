@@ -12,14 +12,17 @@ import pytest
 from fedpick.core.errors import FedpickError
 
 SHORT, LONG = 60, int(os.environ.get("FEDPICK_FUZZ", "100000"))
-"""Cases in the usual tests and in `make test-slow`."""
+"""Cases in the usual tests, and those of one kind of input in `make test-slow`."""
 ODD_NUMBERS = (0, -1, 1, 2**31, 2**63, 10**30, 10**400, 0.0, -0.0, 1e-320, 1e308, -1e308, float("inf"), float("nan"))
 ODD_VALUES = (
     *ODD_NUMBERS, *("", "x", "\x00", "\x1b[31m", "=1+1", "é" * 50, "../..", "a" * 5000), None, True, False, [], {},
     [[]], [1, "a"], {"a": 1}, [float("nan")], 1j, b"bytes", np.array([1.0]), np.float32("nan"), object(),
 )  # fmt: skip
 
-both = pytest.mark.parametrize("cases", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)])
+both, both_half = (
+    pytest.mark.parametrize("cases", [SHORT, pytest.param(size, marks=pytest.mark.slow)]) for size in (LONG, LONG // 2)
+)
+"""A short and a long run; half as long where two fuzzers damage one kind of input."""
 
 
 def survives(case: Callable[[np.random.Generator], object], cases: int, seed: int) -> int:

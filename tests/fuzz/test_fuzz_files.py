@@ -9,7 +9,7 @@ import numpy as np
 from fedpick.availability.logs import Replay, read_logs
 from fedpick.core.types import Clients
 from fedpick.experiments.spec import load_specs, parse_spec
-from tests.fuzz.damage import both, changed_tree, damaged, pick, survives
+from tests.fuzz.damage import both_half, changed_tree, damaged, pick, survives
 
 SPEC = """
 title = "a"
@@ -49,7 +49,7 @@ run.rounds = 10
 """
 
 
-@both
+@both_half
 def test_damaged_spec_files(tmp_path, cases):
     file = tmp_path / "spec.toml"
 
@@ -61,7 +61,7 @@ def test_damaged_spec_files(tmp_path, cases):
     assert survives(case, cases, seed=4) > cases // 3
 
 
-@both
+@both_half
 def test_specs_with_odd_values(cases):
     content = tomllib.loads(SPEC)
     del content["variants"]
@@ -74,7 +74,7 @@ def test_specs_with_odd_values(cases):
     assert survives(case, cases, seed=5) > cases // 3
 
 
-@both
+@both_half
 def test_deeply_nested_toml(tmp_path, cases):
     file = tmp_path / "spec.toml"
 
@@ -99,7 +99,7 @@ def log_files(directory):
     return [directory / f"a.{ending}" for ending in ("npz", "csv", "json", "pkl")]
 
 
-@both
+@both_half
 def test_damaged_logs(tmp_path, cases):
     contents = [(file.suffix, file.read_bytes()) for file in log_files(tmp_path)]
     clients = Clients(num_examples=np.ones(5))
@@ -115,7 +115,7 @@ def test_damaged_logs(tmp_path, cases):
     assert survives(case, cases, seed=7) > cases // 3
 
 
-@both
+@both_half
 def test_odd_json_logs(tmp_path, cases):
     file = tmp_path / "log.json"
     log_files(tmp_path)

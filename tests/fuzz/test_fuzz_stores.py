@@ -9,7 +9,7 @@ from fedpick.experiments.encoding import array_bytes
 from fedpick.experiments.store import open_store
 from fedpick.report.material import read_material
 from fedpick.report.tables import FORMATS, render, tables_of
-from tests.fuzz.damage import ODD_VALUES, both, damaged, pick, survives
+from tests.fuzz.damage import ODD_VALUES, both_half, damaged, pick, survives
 from tests.report.report_store import make_spec, make_store
 
 
@@ -51,7 +51,7 @@ def contents(tmp_path_factory):
     return found
 
 
-@both
+@both_half
 def test_damaged_bytes(tmp_path, contents, cases):
     file = tmp_path / "damaged.sqlite"
     reader = Reader(file, contents[0])
@@ -63,7 +63,7 @@ def test_damaged_bytes(tmp_path, contents, cases):
     assert survives(case, cases, seed=9) > cases // 10
 
 
-@both
+@both_half
 def test_odd_values_in_rows(tmp_path, contents, cases):
     file = tmp_path / "odd.sqlite"
     reader = Reader(file, contents[0])

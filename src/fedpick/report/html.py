@@ -42,7 +42,7 @@ from fedpick.report.tables import (
     group_table,
     tables_of,
 )
-from fedpick.report.verdict import Verdict, verdict_of
+from fedpick.report.verdict import Verdict, plural, verdict_of
 
 try:
     from plotly.offline import get_plotlyjs
@@ -199,20 +199,16 @@ def _lead(material: Material) -> str:
     spec = experiment.spec
     clients = f"{federation.num_clients:,} clients" if federation else "clients"
     if experiment.recorded:
-        seeds = _count(len(spec["run"]["seeds"]), "seed")
-        return f"Recorded in a training loop with {clients}; {_count(experiment.rounds, 'round')}, {seeds}."
+        seeds = plural(len(spec["run"]["seeds"]), "seed")
+        return f"Recorded in a training loop with {clients}; {plural(experiment.rounds, 'round')}, {seeds}."
     budget = spec["run"].get("budget")
     chosen = f"up to {budget:,} chosen" if budget else "all available clients chosen"
     seeds = spec["run"].get("seeds", [])
     availability = spec.get("availability", {}).get("name", "ideal")
     return (
         f"{spec['data']['name']}, dealt by {spec['partition']['name']} to {clients}; {chosen} in each of "
-        f"{_count(experiment.rounds, 'round')}, availability {availability}, {_count(len(seeds), 'seed')}."
+        f"{plural(experiment.rounds, 'round')}, availability {availability}, {plural(len(seeds), 'seed')}."
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _notices(results: Results) -> str:

@@ -19,7 +19,7 @@ from fedpick.report.fairness import Fairness
 from fedpick.report.groups import GroupAccount
 from fedpick.report.tables import clock_unit
 
-__all__ = ["Verdict", "verdict_of"]
+__all__ = ["Verdict", "plural", "verdict_of"]
 
 _FEWEST_SEEDS = 2
 _MOST_SEEDS = 100
@@ -86,7 +86,7 @@ def verdict_of(
         if (finished := tuple(run for run in policy.runs if run.complete))
     ]
     unfinished = len(results.incomplete)
-    notes = [f"{_count(unfinished, 'run')} not finished: not counted here."] if unfinished else []
+    notes = [f"{plural(unfinished, 'run')} not finished: not counted here."] if unfinished else []
     yardstick = _time_yardstick(by, policies, window, results) or _yardstick(policies, window)
     if yardstick is None:
         return Verdict("No verdict yet: no run has finished with an evaluation.", tuple(notes))
@@ -246,7 +246,7 @@ def _without_winner(rivals: _Rivals) -> Verdict:
         elif np.isfinite(needed[closest]):
             more = int(needed[closest]) - len(gap.values)
             details.append(
-                f"The clearest difference is that of {closest}: {yardstick.gap(gap)}. About {_count(more, 'more seed')}"
+                f"The clearest difference is that of {closest}: {yardstick.gap(gap)}. About {plural(more, 'more seed')}"
                 " would show it, if its size and spread stay the same."
             )
         else:
@@ -274,7 +274,7 @@ def _cost(policy: PolicyResults, baseline: PolicyResults, results: Results) -> l
     own, other = _bytes_sent(policy), _bytes_sent(baseline)
     if not own and not other:
         return []  # a recorded training loop that does not count bytes
-    rounds = _count(results.experiment.rounds, "round")
+    rounds = plural(results.experiment.rounds, "round")
     ratio = own / other if other else 1.0
     if abs(ratio - 1) < 0.005:
         sentences = [f"{policy.label} sends as many bytes as {baseline.label}: {_size(own)} in {rounds}."]
@@ -379,7 +379,8 @@ def _names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _count(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
+    """Count things: "1 seed", "2 seeds"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

@@ -70,7 +70,7 @@ def _targets(material: Material) -> Chart | None:
     results = material.results
     if not results.experiment.targets or not material.histories:
         return None
-    measures = []
+    measures: list[dict[str, Any]] = []
     costs_of: list[tuple[str, str, Any]] = [
         ("rounds", "rounds", analysis.rounds_to_target),
         ("models", "models sent", analysis.models_to_target),
