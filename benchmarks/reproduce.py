@@ -43,7 +43,7 @@ class Part:
     minutes: float
     """Processor time of all commands."""
     basis: str
-    """"measured" in full, or "estimated": rounds times the time of a round."""
+    """Of the minutes: "measured" in full, "estimated" from the time of a round, or "guessed"."""
     commit: str
     """Of the published numbers, or that published them; empty if there are none yet."""
     needs: str = ""
