@@ -15,6 +15,7 @@ from fedpick.availability.logs import read_logs
 from fedpick.cli.experiments import same_command
 from fedpick.core import registry
 from fedpick.core.errors import DataError, InvalidInput, StateFileError
+from fedpick.core.types import as_floats
 from fedpick.data.images import EMNIST_DIGITS, FMNIST
 from fedpick.data.sources import Collection, File, find_files
 from fedpick.experiments.encoding import array_bytes, bytes_array, mask_from
@@ -216,6 +217,11 @@ def test_whole_numbers_that_numpy_does_not_have():
         registry.get("fedcor", dimension=10**30)
     with pytest.raises(InvalidInput, match="from 1 to 100,000"):
         registry.get("tifl", tiers=2**31)
+    for name in ("warmup", "history", "warmup_history"):  # the size of an array
+        with pytest.raises(InvalidInput, match="from 0 to 100,000"):
+            registry.get("fedcor", **{name: 2**63})
+    with pytest.raises(InvalidInput, match="must be an array of numbers"):
+        as_floats([10**400], "What measure returns")
     assert isinstance(registry.get("unbiased", prior=10**30).prior, float)
     content = tiny_spec().to_dict()
     with pytest.raises(SpecError):

@@ -35,7 +35,7 @@ def as_floats(values: ArrayLike, name: str) -> FloatArray:
         if given.dtype.kind in "cSUV":
             raise TypeError(f"it has the type {given.dtype}")
         return given.astype(np.float64, copy=False)
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise InvalidInput(f"{name} must be an array of numbers. Got {type(values).__name__}: {error}.") from error
 
 

@@ -184,7 +184,9 @@ class FedCor(Policy[FedCorState]):
         whole(self, "interval", 1)
         for name in ("dimension", "trials"):
             whole(self, name, 1, most=10_000)
-        for name in ("warmup", "iterations", "warmup_iterations", "history", "warmup_history", "sample_from"):
+        for name in ("warmup", "history", "warmup_history"):  # the state holds as many samples of every client
+            whole(self, name, 0, most=100_000)
+        for name in ("iterations", "warmup_iterations", "sample_from"):
             whole(self, name, 0)
         for name in ("beta", "theta"):
             number(self, name, "(0, 1]")
