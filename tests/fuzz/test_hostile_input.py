@@ -217,6 +217,8 @@ def test_whole_numbers_that_numpy_does_not_have():
         registry.get("fedcor", dimension=10**30)
     with pytest.raises(InvalidInput, match="from 1 to 100,000"):
         registry.get("tifl", tiers=2**31)
+    with pytest.raises(InvalidInput, match="from 1 to 9,223,372,036,854,775,807"):
+        registry.get("tifl", credits=2**63)
     for name in ("warmup", "history", "warmup_history"):  # the size of an array
         with pytest.raises(InvalidInput, match="from 0 to 100,000"):
             registry.get("fedcor", **{name: 2**63})

@@ -123,7 +123,7 @@ class Session:
         self.guard = guard_of(guard)
         self.table = clients
         self.clients, self._sizes_cut = self.guard.sizes(clients)
-        self.seed = whole("Session", "seed", 0, value=seed)
+        self.seed = whole("Session", "seed", 0, most=2**64 - 1, value=seed)
         self.round = 0
         self._provides = provides
         self._report_limit = number("Session", "report_limit", "(0, inf]", value=report_limit)

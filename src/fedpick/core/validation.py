@@ -95,15 +95,15 @@ def whole(
 
 
 def whole(
-    owner: object, name: str, least: int, *, most: int = 2**64 - 1, optional: bool = False, value: Any = ATTRIBUTE
+    owner: object, name: str, least: int, *, most: int = 2**63 - 1, optional: bool = False, value: Any = ATTRIBUTE
 ) -> int | None:
     """Return the parameter as an int. Raise unless it is a whole number from `least` to `most`, or None if `optional`.
 
-    The default of `most` is the largest seed.
+    The default of `most` is the largest whole number of NumPy's signed arrays.
     """
     given = _value(owner, name, value)
     absent = optional and given is None
-    bounds = f"of at least {least}" if most == 2**64 - 1 and not is_whole(given, most) else f"from {least} to {most:,}"
+    bounds = f"of at least {least}" if most == 2**63 - 1 and not is_whole(given, most) else f"from {least} to {most:,}"
     expected = f"a whole number {bounds}{', or None' if optional else ''}"
     require(absent or (is_whole(given, least) and given <= most), owner, name, expected, value=given)
     return None if absent else int(given)

@@ -63,7 +63,7 @@ class Attacks:
         number(self, "share", "[0, 1]")
         for name in ("factor", "scale"):
             number(self, name, "(0, inf)")
-        whole(self, "seed", 0, optional=True)
+        whole(self, "seed", 0, most=2**64 - 1, optional=True)
         require(all(is_whole(each, 0) for each in self.clients), self, "clients", "a list of whole numbers")
 
     @property
