@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import fedpick
+from fedpick.adapter.audit import check
 from fedpick.adapter.members import Roster
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-fmnist"
@@ -131,6 +132,7 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
         "train_timeout": TRAIN_TIMEOUT,
         "probe_timeout": PROBE_TIMEOUT,
         "state": str(state),
+        "audit": str(tmp_path / "audit.jsonl"),
         "marks": str(marks),
         "slow_seconds": TRAINING_SECONDS,
     }
@@ -199,6 +201,13 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
         assert_nobody_waited_longer_than_the_deadlines(before + after)
         assert Roster.load(state).keys[: len(keys)] == keys
         assert fedpick.Session.load(state).round == interrupted
+    # One log for three runs. The interrupted round was chosen twice, and ended once.
+    assert not check(tmp_path / "audit.jsonl").sentence
+    rows = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows if row["kind"] == "outcome"] == list(range(1, interrupted + 1))
+    chosen = [row["round"] for row in rows if row["kind"] == "choice"]
+    assert chosen == [*range(1, interrupted + 1), interrupted]
+    assert [row["next_round"] for row in rows if row["kind"] == "open"] == [1, ROUNDS + 1, interrupted]
 
 
 def test_a_quorum_ends_the_round_without_the_slow_node(tmp_path):

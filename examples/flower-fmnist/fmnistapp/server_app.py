@@ -32,6 +32,7 @@ def main(grid: Grid, context: Context) -> None:
         budget=int(settings["budget"]),
         seed=seed,
         state=str(settings["state"]) or None,
+        audit=str(settings["audit"]) or None,
         min_clients=int(settings["min-clients"]),
         wait=float(settings["wait"]),
         probe_timeout=float(settings["probe-timeout"]),
