@@ -30,6 +30,7 @@ def test_arrays_are_read_only_and_the_callers_array_stays_writable():
         (lambda: Clients(num_examples=np.zeros(3)), "not all 0"),
         (lambda: Clients(num_examples=np.ones((2, 2))), r"shape \(any\)\. Got \(2, 2\)"),
         (lambda: Clients(num_examples=["many"]), "array of numbers"),
+        (lambda: Clients(num_examples=[10**400]), "array of numbers"),
         (lambda: Clients(num_examples=np.ones(2), importance=np.array([0.9, 0.9])), "sum to 1"),
         (lambda: Clients(num_examples=np.ones(2), availability=np.array([0.5, 1.5])), r"\[0, 1\]"),
         (lambda: Clients(num_examples=np.ones(2), correlation=np.array([np.nan, 0])), r"\[-1, 1\]"),

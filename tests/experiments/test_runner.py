@@ -31,28 +31,11 @@ def complete(tmp_path, name="whole", spec=None, **options):
     return store, report
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The whole grid, computed once: what other ways to compute it are compared with."""
-    return complete(tmp_path_factory.mktemp("whole"))[0]
-
-
-@pytest.fixture(scope="module")
-def whole_slow(tmp_path_factory):
-    """The same for the policies that can be made to take their time."""
-    return complete(tmp_path_factory.mktemp("whole"), spec=slow_spec())[0]
-
-
 def assert_same(left, right):
     first, second = content(left), content(right)
     assert first.keys() == second.keys()
     for table in first:
         assert first[table] == second[table], f"the table {table} differs"
-
-
-def assert_same_rows(left, right):
-    for table in ("rounds", "selections", "arrays", "checkpoints"):
-        assert content(left)[table] == content(right)[table]
 
 
 def test_a_grid_runs_and_is_not_computed_twice(tmp_path):
@@ -80,19 +63,22 @@ def test_all_policies_of_a_seed_face_the_same_availability(tmp_path):
     assert not np.array_equal(masks[0][0], masks[1][0])
 
 
-def test_several_processes_give_the_same_rows_as_one(whole, tmp_path):
+def test_several_processes_give_the_same_rows_as_one(tmp_path):
+    one, _ = complete(tmp_path, "one")
     two, report = complete(tmp_path, "two", processes=2)
     assert report.complete
-    assert_same(whole, two)
+    assert_same(one, two)
 
 
-def test_more_rounds_and_seeds_continue_what_is_there(whole, tmp_path):
+def test_more_rounds_and_seeds_continue_what_is_there(tmp_path):
     short, _ = complete(tmp_path, "grown", spec=tiny_spec(rounds=20, seeds=1))
     rows_before = content(short)["rounds"]
     grown, report = complete(tmp_path, "grown", spec=tiny_spec(rounds=50, seeds=2))
     assert report.complete
     assert set(rows_before) < set(content(grown)["rounds"])
-    assert_same_rows(whole, grown)
+    whole, _ = complete(tmp_path)
+    for table in ("rounds", "selections", "arrays", "checkpoints"):
+        assert content(whole)[table] == content(grown)[table]
 
 
 class StopAfter(Progress):
@@ -167,7 +153,8 @@ def test_a_run_begun_with_another_split_of_the_work_is_not_mixed(tmp_path):
     assert "begun with the simulator" in report.failures["md, seed 0"]
 
 
-def test_rows_beyond_a_checkpoint_are_computed_again(whole, tmp_path):
+def test_rows_beyond_a_checkpoint_are_computed_again(tmp_path):
+    whole, _ = complete(tmp_path)
     store, report = complete(tmp_path, "rare", spec=tiny_spec(rounds=20))
     first = store.runs(report.experiment.id)[0].id
     early = Store(tmp_path / "early.sqlite")
@@ -180,6 +167,11 @@ def test_rows_beyond_a_checkpoint_are_computed_again(whole, tmp_path):
         )
     store, _ = complete(tmp_path, "rare")
     assert_same_rows(whole, store)
+
+
+def assert_same_rows(left, right):
+    for table in ("rounds", "selections", "arrays", "checkpoints"):
+        assert content(left)[table] == content(right)[table]
 
 
 def test_short_grids_stay_in_one_process(monkeypatch):
@@ -255,17 +247,21 @@ def kill_and_resume(tmp_path: Path, kills: int, processes: int) -> Store:
     return Store(file)
 
 
-def test_killed_at_random_moments_it_ends_in_the_same_rows(whole_slow, tmp_path):
-    assert_same(whole_slow, kill_and_resume(tmp_path, 3, 1))
+def test_killed_at_random_moments_it_ends_in_the_same_rows(tmp_path):
+    killed = kill_and_resume(tmp_path, 5, 1)
+    whole, _ = complete(tmp_path, spec=slow_spec())
+    assert_same(whole, killed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kills", "processes"), [(180, 1), (20, 2)])
-def test_killed_many_times_it_ends_in_the_same_rows(whole_slow, tmp_path, kills, processes):
-    assert_same(whole_slow, kill_and_resume(tmp_path, kills, processes))
+def test_killed_many_times_it_ends_in_the_same_rows(tmp_path, kills, processes):
+    killed = kill_and_resume(tmp_path, kills, processes)
+    whole, _ = complete(tmp_path, spec=slow_spec())
+    assert_same(whole, killed)
 
 
-def test_ctrl_c_stops_after_the_round(whole_slow, tmp_path):
+def test_ctrl_c_stops_after_the_round(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     file = tmp_path / "cut.sqlite"
@@ -280,4 +276,5 @@ def test_ctrl_c_stops_after_the_round(whole_slow, tmp_path):
     cut = store.runs(store.experiment().id)
     assert any(run.status == "stopped" and 0 < run.rounds_done < 50 for run in cut)
     complete(tmp_path, "cut", slow_spec())
-    assert_same(whole_slow, store)
+    whole, _ = complete(tmp_path, spec=slow_spec())
+    assert_same(whole, store)

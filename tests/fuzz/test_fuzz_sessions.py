@@ -47,17 +47,17 @@ def session_case(tmp_path):
             assert len(np.unique(chosen)) == len(chosen)
             assert mask is None or np.asarray(mask)[chosen].all()
             size = len(chosen)
-            session.tell(
-                Outcome(
-                    index=index if rng.random() < 0.97 else 3,
-                    clients=chosen,
-                    completed=rng.random(size) < 0.7,
-                    loss=odd_numbers(rng, size),
-                    train_loss=odd_numbers(rng, size),
-                    duration=odd_numbers(rng, size),
-                    update_norm=odd_numbers(rng, size),
-                )
+            outcome = Outcome(
+                index=index if rng.random() < 0.97 else 3,
+                clients=chosen,
+                completed=rng.random(size) < 0.7,
+                loss=odd_numbers(rng, size),
+                train_loss=odd_numbers(rng, size),
+                duration=odd_numbers(rng, size),
+                update_norm=odd_numbers(rng, size),
+                sketch=odd_numbers(rng, (size, 4)),
             )
+            session.tell(session.judge(outcome) if rng.random() < 0.5 else outcome)
             assert ((session.credibility >= 0) & (session.credibility <= 1)).all()
             guarded = {name: value for name, value in session.split()[0].items() if name.startswith("guard/")}
             assert not any(np.isinf(value).any() for value in guarded.values())
