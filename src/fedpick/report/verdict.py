@@ -49,6 +49,8 @@ class _Yardstick(NamedTuple):
     measure: RunMeasure
     sign: int
     """1 if high is better, -1 if low is."""
+    unit: str = ""
+    """Of a difference; accuracies differ by points."""
 
     def value(self, quantity: Quantity) -> str:
         mean = quantity.mean or 0.0
@@ -59,7 +61,7 @@ class _Yardstick(NamedTuple):
         ends = difference.interval or (0.0, 0.0)
         numbers = (difference.mean or 0.0, *ends)
         mean, low, high = (f"{100 * each:+.1f}" if self.sign > 0 else f"{each:+.3g}" for each in numbers)
-        return f"{mean}{' points' if self.sign > 0 else ''} (95 % interval {low} to {high})"
+        return f"{mean}{' points' if self.sign > 0 else self.unit} (95 % interval {low} to {high})"
 
 
 def verdict_of(
@@ -130,7 +132,7 @@ def _time_yardstick(by: str, policies: Sequence[PolicyResults], window: int, res
             return None if seconds is None else seconds * scale
 
         if all(measure(run) is not None for policy in policies for run in policy.runs):
-            return _Yardstick(f"{unit} to {100 * target:g} %", measure, -1)
+            return _Yardstick(f"{unit} to {100 * target:g} %", measure, -1, f" {unit}")
     return None
 
 
