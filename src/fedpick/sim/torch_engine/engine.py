@@ -26,7 +26,7 @@ from fedpick.sim.engine import Float32Array, Trained, Work
 from fedpick.sim.examples import Examples
 from fedpick.sim.settings import LocalTraining, ServerStep
 from fedpick.sim.torch_engine.checks import check_module, labels
-from fedpick.sim.torch_engine.setup import default_threads, in_threads
+from fedpick.sim.torch_engine.setup import default_threads, in_threads, one_core
 from fedpick.sim.torch_engine.task import TorchTask
 from fedpick.sim.torch_engine.tracing import record_step
 from fedpick.sim.torch_engine.training import Model, Replica, Trainer, as_inputs, draw, seed_of
@@ -187,6 +187,7 @@ class TorchEngine:
 
     # Training
 
+    @one_core()
     def train(self, params: Model, velocity: Any, work: Work) -> Trained:
         """Train the clients of `work` and take the server step."""
         count = len(work.clients)
@@ -340,6 +341,7 @@ class TorchEngine:
             pass
         return found[0], found[1]
 
+    @one_core()
     def updates(self, params: Model, work: Work, sketch: int | None) -> FloatArray:
         """(k, s): the update of each client, or its count sketch."""
         rows = [answer.update.numpy().astype(np.float64) for answer in self._answers(params, work)]
@@ -350,6 +352,7 @@ class TorchEngine:
         signs, cells = hashing.sketch_cells(self._measure_key(), self.num_parameters, sketch)
         return np.stack([np.bincount(cells, row * signs, minlength=sketch) for row in rows])
 
+    @one_core()
     def outputs(self, params: Model, work: Work, noise_examples: int) -> FloatArray:
         """(k, s): the mean output, on common noise, of each client's model after training."""
         noise = self._tensor(self.examples.noise(self._measure_key(), noise_examples))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from fedpick.core.errors import MissingDependency
 
-__all__ = ["default_threads", "in_threads", "require_torch", "seeded"]
+__all__ = ["default_threads", "in_threads", "one_core", "require_torch", "seeded"]
 
 T = TypeVar("T")
 
@@ -58,6 +58,21 @@ def _pool(count: int) -> ThreadPoolExecutor:
 def in_threads(function: Callable[[Any], T], items: Iterable[Any], count: int) -> Iterator[T]:
     """Call the function with every item, `count` at a time; yield the results in the order of the items."""
     return _pool(count).map(function, items)
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Use one core in the calling thread.
+
+    Otherwise OpenMP starts a helper for large sums, which then spins for a while on a core that trains clients.
+    """
+    torch = require_torch()
+    ours = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(ours)
 
 
 @contextmanager
