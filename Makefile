@@ -46,7 +46,7 @@ check: setup ## lint and types only
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy src/fedpick benchmarks
 
-test-slow: setup ## the tests that take minutes
+test-slow: setup ## the tests that take minutes (estimated: fuzzers 40, kills 35, federations 20 minutes, others)
 	$(BIN)/pytest -m slow
 
 test-deployment: setup ## real federations (Flower, both APIs; NVFlare) with clients and servers that die (20 minutes)

@@ -199,6 +199,15 @@ def test_a_damaged_store_is_told_in_a_sentence(tmp_path):
     store.close()
 
 
+def test_a_federation_of_fewer_than_no_clients_is_told_in_a_sentence(tmp_path):
+    store = make_store(tmp_path / "a.sqlite", make_spec(("uniform",), rounds=1, seeds=1))
+    with store.writing() as connection:
+        connection.exec_driver_sql("UPDATE federations SET num_clients = -1, label_histogram = NULL")
+    with pytest.raises(StoreError, match="wrong number of clients"):
+        store.federation(1)
+    store.close()
+
+
 def test_diagnostics_that_are_no_table_are_told_in_a_sentence(tmp_path):
     path = tmp_path / "a.sqlite"
     make_store(path, make_spec(("uniform",), rounds=2, seeds=1)).close()

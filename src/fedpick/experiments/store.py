@@ -867,7 +867,9 @@ class Store:
     def federation(self, federation_id: int) -> FederationFacts:
         """What the clients of some runs have."""
         row = self._rows(sa.select(tables.federations).where(tables.federations.c.id == federation_id))[0]
-        histogram = None
+        sizes, histogram = floats_from(row.num_examples), None
+        if len(sizes) != row.num_clients:
+            raise ValueError(f"federation {federation_id} has a wrong number of clients")
         if row.label_histogram is not None:
             histogram = np.frombuffer(row.label_histogram, "<i4").reshape(row.num_clients, row.num_classes)
         return FederationFacts(
@@ -876,7 +878,7 @@ class Store:
             partition=row.partition,
             num_clients=row.num_clients,
             num_classes=row.num_classes,
-            num_examples=floats_from(row.num_examples),
+            num_examples=sizes,
             label_histogram=histogram,
         )
 
