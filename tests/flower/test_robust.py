@@ -74,7 +74,9 @@ def test_clipping_works_with_weights_that_do_not_sum_to_one_and_in_the_older_api
 
 
 @pytest.mark.parametrize(
-    "inner", [flower.Krum(num_malicious_nodes=1), flower.FedTrimmedAvg(beta=0.2), flower.FedMedian()], ids=repr
+    "inner",
+    [flower.Krum(num_malicious_nodes=1), flower.FedTrimmedAvg(beta=0.2), flower.FedMedian()],
+    ids=lambda strategy: type(strategy).__name__,
 )
 def test_clipping_goes_before_flowers_own_robust_strategies(inner):
     grid = with_targets(5)
