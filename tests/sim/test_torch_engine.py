@@ -16,6 +16,7 @@ from tests.sim.test_training import SERVERS, SOLVERS
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'fedpick[torch]'")
 nn = torch.nn
 # These modules import PyTorch.
+from fedpick.sim.torch_engine.setup import in_threads  # noqa: E402
 from fedpick.sim.torch_engine.task import cross_entropy  # noqa: E402
 from fedpick.sim.torch_engine.training import trained  # noqa: E402
 
@@ -326,6 +327,18 @@ def test_a_client_does_the_same_in_any_cohort_and_with_any_number_of_threads(mod
         together = simulator.measure(Probe(clients=clients[::-1].copy(), signal=Signal.UPDATE))
         assert np.array_equal(together, np.stack(alone)[::-1])
     assert len(np.unique(np.stack(alone), axis=0)) == 6
+
+
+@pytest.mark.parametrize("ours", [1, 2])
+def test_a_thread_that_trains_uses_one_core_whatever_the_program_uses(ours):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(ours)
+        count = 10 + ours  # no pool of this size was started before
+        assert set(in_threads(lambda _: torch.get_num_threads(), range(3 * count), count)) == {1}
+        assert torch.get_num_threads() == ours
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("module", [with_dropout, with_batch_norm])

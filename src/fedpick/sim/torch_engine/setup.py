@@ -40,10 +40,12 @@ def default_threads() -> int:
 def _pool(count: int) -> ThreadPoolExecutor:
     """Threads that use one core each: numbers then do not depend on how many cores there are."""
     torch = require_torch()
-    # A new thread takes over the number of threads that was set last, in any thread. Start all, then set it back.
     ours, started = torch.get_num_threads(), Barrier(count + 1)
 
     def start() -> None:
+        # A new thread takes over the number that was set last, in any thread, when it first asks for it. Only then does
+        # a number of its own last.
+        torch.get_num_threads()
         torch.set_num_threads(1)
         started.wait()
 
