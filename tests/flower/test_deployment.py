@@ -210,7 +210,10 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
     assert [row["next_round"] for row in rows if row["kind"] == "open"] == [1, ROUNDS + 1, interrupted]
 
 
-def test_a_quorum_ends_the_round_without_the_slow_node(tmp_path):
+@pytest.mark.parametrize(
+    "enough", [{"budget": 5, "quorum": 0.8}, {"budget": 4, "overcommit": 1.25}], ids=["quorum", "overcommit"]
+)
+def test_four_of_five_answers_end_the_round_without_the_slow_node(enough, tmp_path):
     """A cohort of 5 of 8 nodes, one of which takes ten minutes: the round ends after 4 answers."""
     output, slow_seconds = tmp_path / "run.json", 600.0
     clients = fedpick.Clients(num_examples=np.ones(8))
@@ -223,8 +226,7 @@ def test_a_quorum_ends_the_round_without_the_slow_node(tmp_path):
             policy="uniform",
             dataset="synthetic",
             num_partitions=8,
-            budget=5,
-            quorum=0.8,
+            **enough,
             num_server_rounds=2,
             min_clients=8,
             wait=400.0,
