@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: help setup setup-torch demo test test-quick test-others test-wheel test-wheel-oldest test-slow test-deployment check docs package bench tables clean
 help: ## list the targets
