@@ -286,8 +286,9 @@ class GuardState:
         latest = self.latest.copy()
         jump = logs - latest[LOSS].take(clients)
         _put(latest[LOSS], clients, logs)
-        cut_values, count = _cut(values, _cut_at(latest[LOSS], guard.exclude))
-        doubtful = logs > _limit_of(latest[LOSS], _WIDE)
+        limit = _limit_of(latest[LOSS], _WIDE)
+        cut_values, count = _cut(values, _cut_at(latest[LOSS], limit, guard.exclude))
+        doubtful = logs > limit
         state = self
         if not trial:
             _put(latest[JUMP], clients, jump)
@@ -314,8 +315,9 @@ class GuardState:
         limits: dict[int, float] = {}  # at which levels are cut
         for row, values in logs.items():
             if _put(latest[row], chosen, values):
-                doubtful |= values > _limit_of(latest[row], _WIDE if row <= NORM else _NARROW)
-                limits[row] = _cut_at(latest[row], guard.exclude and row != NORM)
+                limit = _limit_of(latest[row], _WIDE if row <= NORM else _NARROW)
+                doubtful |= values > limit
+                limits[row] = _cut_at(latest[row], limit, guard.exclude and row != NORM)
         cut: dict[str, Any] = {}
         count = 0
         for name, row in (("loss", LOSS), ("loss_rms", LOSS), ("train_loss", TRAIN_LOSS), ("update_norm", NORM)):
@@ -364,8 +366,14 @@ def limit_reference(values: Sequence[float], c: float, least_spread: float = _LE
 
 
 def _limit(values: NDArray[Any], c: float, least_spread: float = _LEAST_SPREAD) -> float:
-    middle = float(np.median(values))
-    return middle + c * max(1.4826 * float(np.median(np.abs(values - middle))), least_spread)
+    middle = _median(values)
+    return middle + c * max(1.4826 * _median(np.abs(values - middle)), least_spread)
+
+
+def _median(values: NDArray[Any]) -> float:
+    """The median of finite values. `np.median` takes five times as long for a few values."""
+    ordered = np.sort(values)
+    return float(ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2
 
 
 def _limit_of(row: NDArray[np.float32], c: float) -> float:
@@ -377,14 +385,14 @@ def _limit_of(row: NDArray[np.float32], c: float) -> float:
     return _limit(known.astype(np.float64), c) if len(known) >= _LEAST_KNOWN else math.inf
 
 
-def _cut_at(row: NDArray[np.float32], careful: bool) -> float:
-    """Where a level is cut: at the limit; with `careful`, at the median until enough clients are known.
+def _cut_at(row: NDArray[np.float32], limit: float, careful: bool) -> float:
+    """Where a level of the row is cut: at its limit; with `careful`, at the median until enough clients are known.
 
     The first known clients are those that a policy prefers, so liars may be most of them. Until then no report wins.
     """
     if careful and len(row) - np.count_nonzero(np.isnan(row)) < min(_ENOUGH_KNOWN, len(row) // 2):
         return float(np.median(row[~np.isnan(row)]))
-    return _limit_of(row, _WIDE)
+    return limit
 
 
 def _put(row: NDArray[np.float32], clients: IntArray, values: NDArray[np.float32]) -> bool:
