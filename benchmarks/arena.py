@@ -65,13 +65,13 @@ class Setting:
 
 
 SETTINGS = {
-    "fmnist-2spc": Setting("fedcor-fmnist.toml#2SPC", 200, "accuracy"),
-    "fmnist-1spc": Setting("fedcor-fmnist.toml#1SPC", 200, "accuracy"),
-    "fmnist-dir": Setting("fedcor-fmnist.toml#Dir", 200, "accuracy"),
+    "fmnist-2spc": Setting("fedcor-fmnist.toml#2SPC", 150, "accuracy"),
+    "fmnist-1spc": Setting("fedcor-fmnist.toml#1SPC", 150, "accuracy"),
+    "fmnist-dir": Setting("fedcor-fmnist.toml#Dir", 150, "accuracy"),
     "fmnist-dirichlet-0.3": Setting("power-of-choice-fmnist.toml#alpha0.3-c0.03", 150, "accuracy"),
     "poc-synthetic-1": Setting("power-of-choice-synthetic.toml#1", 400, "objective"),
     "poc-synthetic-3": Setting("power-of-choice-synthetic.toml#3", 400, "objective"),
-    "quadratic-30": Setting("power-of-choice-quadratic.toml#30", 5000, "objective"),
+    "quadratic-30": Setting("power-of-choice-quadratic.toml#30-brief", 5000, "objective"),
     "synthetic-idl": Setting("fedgs-table2-synthetic.toml#IDL", 1000, "loss"),
     "synthetic-ldf": Setting("fedgs-table2-synthetic.toml#LDF-0.7", 1000, "loss"),
     "synthetic-mdf": Setting("fedgs-table2-synthetic.toml#MDF-0.7", 1000, "loss"),
@@ -80,9 +80,9 @@ SETTINGS = {
     "fmnist-cnn-idl": Setting("fedgs-table2-fmnist.toml#IDL", 60, "loss"),
     "fmnist-cnn-yc": Setting("fedgs-table2-fmnist.toml#YC-0.9", 60, "loss"),
     "fmnist-cnn-ymf": Setting("fedgs-table2-fmnist.toml#YMF-0.9", 60, "loss"),
-    "cafed-clusters": Setting("cafed-fig5.toml#between", 150, "accuracy"),
-    "cafed-heterogeneous": Setting("cafed-fig5.toml#heterogeneous", 150, "accuracy"),
-    "cafed-mnist": Setting("cafed-fig1.toml#mnist", 150, "accuracy"),
+    "cafed-synthetic": Setting("cafed-synthetic.toml", 150, "accuracy"),
+    "cafed-mnist": Setting("cafed-fig1.toml#mnist", 100, "accuracy"),
+    "cafed-clusters": Setting("cafed-fig5.toml#between", 100, "accuracy"),
     "phones-hour": Setting("cafed-phones.toml#hour", 150, "accuracy"),
 }
 
