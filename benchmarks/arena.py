@@ -12,7 +12,7 @@ out there. Scores are compared seed by seed: a difference whose 95 % interval ho
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from fedpick.experiments.progress import make_progress
 from fedpick.experiments.run import refuse_early
 from fedpick.experiments.runner import run
 from fedpick.experiments.spec import PolicySpec, Spec, load_spec
-from fedpick.experiments.store import Store, open_store
+from fedpick.experiments.store import Experiment, Store, open_store
 from fedpick.report import analysis
 from fedpick.report.analysis import PolicyResults, Results, RunResults
 from fedpick.report.figures.canvas import new_figure, save_figure
@@ -133,14 +133,17 @@ class Standing:
     """The score minus that of the best other policy, mean over the seeds; above 0 is better."""
     interval: tuple[float, float] | None
     """Its paired 95 % interval; None for one seed."""
+    verdict: str
+    """The result against the best other policy: "win", "tie" or "loss"."""
+    against_ours: str | None
+    """The same against `herd`; None where it did not take part."""
     models: float
     """Models sent per round."""
 
-    @property
-    def verdict(self) -> str:
-        """The result against the best other policy: "win", "tie" or "loss"."""
-        lowest, highest = self.interval or (0.0, 0.0)
-        return "win" if lowest > 0 else "loss" if highest < 0 else "tie"
+
+def _verdict(interval: tuple[float, float] | None) -> str:
+    lowest, highest = interval or (0.0, 0.0)
+    return "win" if lowest > 0 else "loss" if highest < 0 else "tie"
 
 
 def _within(results: RunResults, models: float) -> RunResults:
@@ -165,14 +168,17 @@ def standings(kind: str, results: Results, models: float = np.inf) -> dict[str, 
     for policy in results.policies:
         others = [other for other in results.policies if other is not policy] or [policy]
         best = max(others, key=lambda other: means[other.label])
-        difference = analysis.paired_difference(policy, best, measure)
+        interval = analysis.paired_difference(policy, best, measure).interval
+        own = [analysis.paired_difference(policy, other, measure).interval for other in others if other.label == OURS]
         sent = [float(each.rounds["models_down"][-1]) / len(each.rounds["round"]) for each in policy.runs]
         found[policy.label] = Standing(
             mean=means[policy.label],
             rank=1.0 + ordered.index(means[policy.label]),
             best=best.label,
             difference=means[policy.label] - means[best.label],
-            interval=difference.interval,
+            interval=interval,
+            verdict=_verdict(interval) if np.isfinite(means[policy.label]) else "loss",
+            against_ours=None if not own else _verdict(own[0]) if np.isfinite(means[policy.label]) else "loss",
             models=float(np.mean(sent)),
         )
     return found
@@ -209,18 +215,20 @@ def mean_rank(settings: Mapping[str, Mapping[str, Standing]], label: str) -> flo
 
 
 def load(where: str) -> Arena:
-    """Read the settings that every policy has finished."""
+    """Read the settings that every policy has finished, each with the most seeds."""
     by_round: dict[str, dict[str, Standing]] = {}
     by_models: dict[str, dict[str, Standing]] = {}
     seeds: set[int] = set()
     with closing(open_store(where)) as store:
-        titles = {experiment.title.removeprefix("arena: "): experiment for experiment in store.experiments()}
+        finished: dict[str, tuple[int, Experiment]] = {}  # setting -> its experiment with the most finished runs
+        for experiment in store.experiments():
+            name, runs = experiment.title.removeprefix("arena: "), store.runs(experiment.id)
+            if all(each.status == "done" for each in runs) and len(runs) > finished.get(name, (0, None))[0]:
+                finished[name] = (len(runs), experiment)
         for name in SETTINGS:
-            if name not in titles:
+            if name not in finished:
                 continue
-            results = analysis.load_results(store, titles[name])
-            if results.incomplete:
-                continue
+            results = analysis.load_results(store, finished[name][1])
             seeds |= {each.run.seed for policy in results.policies for each in policy.runs}
             kind = SETTINGS[name].score
             by_round[name] = standings(kind, results)
@@ -232,25 +240,23 @@ def leaderboard(arena: Arena) -> str:
     """The tables of all settings in the store, as Markdown."""
     lines = [f"Settings: {', '.join(arena.by_round)}. Seeds: {', '.join(map(str, arena.seeds))}.", ""]
     lines += [
-        "| policy | mean rank | worst rank | wins / ties / losses | models per round | mean rank by models sent | "
-        "wins / ties / losses by models sent |",
-        "|---|---|---|---|---|---|---|",
+        f"| policy | mean rank | worst rank | against the best other: wins / ties / losses | against `{OURS}` | "
+        "models per round | by models sent: mean rank | against the best other |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for label in arena.labels:
         own = [found[label] for found in arena.by_round.values() if label in found]
         lines.append(
             f"| `{label}` | {mean_rank(arena.by_round, label):.1f} | {max(each.rank for each in own):.0f} | "
-            f"{_verdicts(arena.by_round, label)} | {np.mean([each.models for each in own]):.1f} | "
-            f"{mean_rank(arena.by_models, label):.1f} | {_verdicts(arena.by_models, label)} |"
+            f"{_count(each.verdict for each in own)} | {_count(each.against_ours for each in own)} | "
+            f"{np.mean([each.models for each in own]):.1f} | {mean_rank(arena.by_models, label):.1f} | "
+            f"{_count(found[label].verdict for found in arena.by_models.values() if label in found)} |"
         )
     lines += ["", *_against_the_best(arena, OURS)]
     for title, settings in (("After all rounds", arena.by_round), ("After as many models", arena.by_models)):
         lines += ["", f"{title}:", "", "| policy | " + " | ".join(settings) + " |", "|---" * (1 + len(settings)) + "|"]
         for label in arena.labels:
-            cells = [
-                f"{abs(found[label].mean):.4g} ({found[label].verdict})" if label in found else ""
-                for found in settings.values()
-            ]
+            cells = [_cell(found[label]) if label in found else "" for found in settings.values()]
             lines.append(f"| `{label}` | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -276,9 +282,15 @@ def _against_the_best(arena: Arena, label: str) -> list[str]:
     return lines
 
 
-def _verdicts(settings: Mapping[str, Mapping[str, Standing]], label: str) -> str:
-    own = [found[label].verdict for found in settings.values() if label in found]
-    return " / ".join(str(own.count(kind)) for kind in ("win", "tie", "loss"))
+def _cell(standing: Standing) -> str:
+    if not np.isfinite(standing.mean):
+        return "diverged"
+    return f"{abs(standing.mean):.4g} ({standing.verdict})"
+
+
+def _count(verdicts: Iterable[str | None]) -> str:
+    known = [verdict for verdict in verdicts if verdict is not None]
+    return " / ".join(str(known.count(kind)) for kind in ("win", "tie", "loss")) if known else ""
 
 
 def draw(arena: Arena, path: Path) -> Path:
