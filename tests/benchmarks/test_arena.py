@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -46,6 +48,37 @@ def test_the_leaderboard_lists_every_setting_and_policy(tmp_path):
     assert "| fmnist-2spc | accuracy | " in text and "| `uniform` | " in text
     picture = arena.draw(found, tmp_path / "ranks.png")
     assert picture.stat().st_size > 5000
+
+
+def test_every_policy_is_compared_with_herd(tmp_path):
+    """The first policy of the store rises faster."""
+    store = make_store(tmp_path / "a.sqlite", make_spec(("uniform", "herd"), seeds=4))
+    results = arena.analysis.load_results(store, store.experiment())
+    found = arena.standings("accuracy", results)
+    assert (found["uniform"].against_ours, found["herd"].against_ours) == ("win", None)
+    without = replace(results, policies=tuple(each for each in results.policies if each.label != "herd"))
+    assert arena.standings("accuracy", without)["uniform"].against_ours is None
+    assert arena._count(["win", "loss", None, "win"]) == "2 / 0 / 1"
+
+
+def test_a_policy_without_a_score_loses(tmp_path):
+    """No run has measured the objective of all clients, so no score is known."""
+    store = make_store(tmp_path / "a.sqlite", make_spec(("uniform", "herd"), seeds=2))
+    results = arena.analysis.load_results(store, store.experiment())
+    nowhere = tuple(
+        replace(run, rounds=run.rounds | {"objective": np.full_like(run.rounds["accuracy"], np.nan)})
+        for run in results.policies[0].runs
+    )
+    first = replace(results.policies[0], runs=nowhere)
+    found = arena.standings("objective", replace(results, policies=(first, *results.policies[1:])))
+    assert (found["uniform"].verdict, found["uniform"].against_ours) == ("loss", "loss")
+    assert arena._cell(found["uniform"]) == "diverged"
+
+
+def test_the_table_has_the_most_seeds_that_are_finished(tmp_path):
+    two, four = (make_spec(("uniform", "herd"), seeds=count, title="arena: fmnist-2spc") for count in (2, 4))
+    make_store(tmp_path / "a.sqlite", two).register(four)
+    assert arena.load(str(tmp_path / "a.sqlite")).seeds == (0, 1)
 
 
 def test_by_models_every_policy_stops_at_what_uniform_sent(tmp_path):
