@@ -212,7 +212,10 @@ def _future_result(future: Any) -> str:
     try:
         return str(future.result())
     except BrokenProcessPool:
-        return "A worker process ended without an error message (killed, or out of memory?). Run again to go on."
+        return (
+            "A worker process ended without an error message (killed, out of memory, or started by a script that does "
+            "not call fedpick under `if __name__ == '__main__':`?). Run again to go on."
+        )
 
 
 def _follow(
