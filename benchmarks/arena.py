@@ -254,9 +254,10 @@ def leaderboard(arena: Arena) -> str:
         )
     lines += ["", *_against_the_best(arena, OURS)]
     for title, settings in (("After all rounds", arena.by_round), ("After as many models", arena.by_models)):
-        lines += ["", f"{title}:", "", "| policy | " + " | ".join(settings) + " |", "|---" * (1 + len(settings)) + "|"]
+        lines += ["", f"{title} (accuracies in per cent; = ties with the best other policy, + wins):", ""]
+        lines += ["| policy | " + " | ".join(settings) + " |", "|---" * (1 + len(settings)) + "|"]
         for label in arena.labels:
-            cells = [_cell(found[label]) if label in found else "" for found in settings.values()]
+            cells = [_cell(name, found[label]) if label in found else "" for name, found in settings.items()]
             lines.append(f"| `{label}` | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -282,10 +283,11 @@ def _against_the_best(arena: Arena, label: str) -> list[str]:
     return lines
 
 
-def _cell(standing: Standing) -> str:
+def _cell(setting: str, standing: Standing) -> str:
     if not np.isfinite(standing.mean):
         return "diverged"
-    return f"{abs(standing.mean):.4g} ({standing.verdict})"
+    shown = f"{100 * standing.mean:.1f}" if SETTINGS[setting].score == "accuracy" else f"{-standing.mean:.4g}"
+    return shown + {"win": " +", "tie": " =", "loss": ""}[standing.verdict]
 
 
 def _count(verdicts: Iterable[str | None]) -> str:

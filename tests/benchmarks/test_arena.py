@@ -72,7 +72,7 @@ def test_a_policy_without_a_score_loses(tmp_path):
     first = replace(results.policies[0], runs=nowhere)
     found = arena.standings("objective", replace(results, policies=(first, *results.policies[1:])))
     assert (found["uniform"].verdict, found["uniform"].against_ours) == ("loss", "loss")
-    assert arena._cell(found["uniform"]) == "diverged"
+    assert arena._cell("quadratic-30", found["uniform"]) == "diverged"
 
 
 def test_the_table_has_the_most_seeds_that_are_finished(tmp_path):
