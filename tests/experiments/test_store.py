@@ -269,3 +269,37 @@ def test_postgresql_holds_the_same_rows_as_sqlite(postgres, tmp_path):
 def test_a_database_that_does_not_answer_is_told(postgres):
     with pytest.raises(StoreError, match="cannot be opened"):
         Store(f"postgresql://fedpick:secret@127.0.0.1:{free_port()}/postgres")
+
+
+def test_a_round_that_cannot_be_written_leaves_nothing(tmp_path):
+    store = Store(tmp_path / "a.sqlite")
+    run_id = store.runs(store.register(tiny_spec(rounds=3)))[0].id
+    store.take(run_id)
+    store.write_round(run_id, empty_round(0), checkpoint=b"0")
+    with store.writing() as connection:
+        connection.exec_driver_sql("INSERT INTO arrays VALUES (1, 1, 'evaluation/losses', x'00')")
+    before = content(store)
+    with pytest.raises(sa.exc.DBAPIError, match="UNIQUE"):
+        store.write_round(run_id, empty_round(1, evaluation={"losses": np.ones(2)}), checkpoint=b"1")
+    assert content(store) == before
+    store.write_round(run_id, empty_round(1), checkpoint=b"1")
+    assert store.run(run_id).rounds_done == 2
+
+
+def test_a_lost_connection_is_told_and_the_next_one_goes_on(postgres, caplog):
+    store = Store(postgres)
+    run_id = store.runs(store.register(tiny_spec(rounds=3)))[0].id
+    store.take(run_id)
+    store.write_round(run_id, empty_round(0), checkpoint=b"0")
+    other = Store(postgres)
+    with other.engine.connect() as connection:
+        others = "FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid()"
+        connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) {others}")
+    with pytest.raises(sa.exc.DBAPIError) as lost:
+        store.write_round(run_id, empty_round(1), checkpoint=b"1")
+    assert in_a_sentence(lost.value).startswith("The database failed")
+    store.write_round(run_id, empty_round(1), checkpoint=b"1")
+    assert store.run(run_id).rounds_done == 2
+    assert caplog.records == []
+    for each in (store, other):
+        each.close()

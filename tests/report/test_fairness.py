@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from fedpick.experiments import schema
+from fedpick.experiments.encoding import array_bytes
 from fedpick.experiments.runner import run
 from fedpick.experiments.schema import sa
-from fedpick.experiments.store import ClientAccuracies, FederationFacts, Store
+from fedpick.experiments.store import FederationFacts, Store
 from fedpick.report import analysis, tables
 from fedpick.report.charts import sections_of
 from fedpick.report.fairness import Fairness, fairness_of, groups_of_clients, jain_index, tenths
@@ -155,10 +156,9 @@ def test_clients_without_data_do_not_count(tmp_path):
     store = make_store(tmp_path / "s.sqlite", make_spec(("uniform",), seeds=1))
     store.take(1)
     values = np.where(np.arange(40) % 2, np.nan, 0.5)
-    from fedpick.experiments.store import _put_accuracies
-
+    row = {"run_id": 1, "rounds_done": 30, "part": "validation", "accuracies": array_bytes(values.astype("<f4"))}
     with store.writing() as connection:
-        _put_accuracies(connection, 1, ClientAccuracies(30, "validation", values))
+        connection.execute(schema.client_accuracies.insert(), row)
     found = fairness_of(store, analysis.load_results(store, store.experiment()))[1]
     assert (found.mean, found.worst_tenth, found.jain, len(found.known)) == (0.5, 0.5, 1.0, 20)
     store.close()

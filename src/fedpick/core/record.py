@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class Counters:
 
     def as_dict(self) -> dict[str, int]:
         """Plain numbers by name."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Timings:
 
     def as_dict(self) -> dict[str, float]:
         """Plain numbers by name."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

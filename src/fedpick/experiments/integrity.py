@@ -30,19 +30,20 @@ _ROUND, _SELECTION, _FEDERATION = map(_columns, (tables.rounds, tables.selection
 
 def _absorb(digest: Any, row: Mapping[Any, Any], columns: Iterable[tuple[str, type | None]]) -> None:
     """Add a row. Databases return 0.0 for -0.0 and floats for integers in a column of floats: make them equal."""
-    values = [
-        value if kind is None or value is None else kind(value) + kind(0)
-        for value, kind in ((row[name], kind) for name, kind in columns if not _is_absent(row, name))
-    ]
-    blobs = [value for value in values if isinstance(value, bytes)]
-    digest.update(repr([len(value) if isinstance(value, bytes) else value for value in values]).encode())
+    values: list[Any] = []
+    blobs = []
+    for name, kind in columns:
+        value = row[name]
+        if isinstance(value, bytes):
+            blobs.append(value)
+            values.append(len(value))
+        elif value is not None:
+            values.append(value if kind is None else kind(value) + kind(0))
+        elif name not in _YOUNGER:  # rounds written before such a column existed keep their digest
+            values.append(None)
+    digest.update(repr(values).encode())
     for blob in blobs:
         digest.update(blob)
-
-
-def _is_absent(row: Mapping[Any, Any], name: str) -> bool:
-    """Whether this is a younger column without a value: rounds written before it existed keep their digest."""
-    return name in _YOUNGER and row[name] is None
 
 
 def link(

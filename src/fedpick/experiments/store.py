@@ -69,6 +69,8 @@ _LOCK_SECONDS = 30
 """How long SQLite waits for another program's lock."""
 _BATCH_ROUNDS, _BATCH_CELLS = 2048, 2**20
 """Rounds, and rounds x clients, that `Store.choices` reads at a time."""
+_BEGIN_WRITING = "BEGIN IMMEDIATE"
+"""In SQLite: a transaction that began as a reader could fail when it writes; this one waits."""
 _QUEUE = 7_305_811_204
 """The advisory lock of PostgreSQL by which transactions queue; see `Store.writing`."""
 
@@ -145,10 +147,8 @@ def _set_up_sqlite(engine: sa.Engine, read_only: bool) -> None:
 
     @sa.event.listens_for(engine, "begin")
     def on_begin(connection: sa.Connection) -> None:
-        # A transaction that starts as a reader cannot become a writer while another one writes: it would fail. One
-        # that starts as a writer waits.
         writes = connection.get_execution_options().get("fedpick_writes", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        connection.exec_driver_sql(_BEGIN_WRITING if writes else "BEGIN")
 
 
 def open_store(where: str | Path = DEFAULT_STORE, *, create: bool = False) -> Store:
@@ -358,6 +358,8 @@ class Store:
         self._owner = leases.new_owner()
         self._digests: dict[int, bytes | None] = {}
         """Run whose lease this store holds -> the digest of its latest round."""
+        self._compiled: dict[sa.UpdateBase, Any] = {}
+        """Statement -> its text for this database; see `_writing_by_driver`."""
         self._has_all_columns = False
         self._prepare(create)
 
@@ -409,14 +411,49 @@ class Store:
     @contextmanager
     def writing(self, *, queue: bool = False) -> Iterator[sa.Connection]:
         """One transaction. With `queue` it waits for others of its kind, as every writer does in SQLite."""
+        with self._refusals(), self._writer.begin() as connection:
+            if queue and connection.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_QUEUE)))
+            yield connection
+
+    @contextmanager
+    def _writing_by_driver(self) -> Iterator[Callable[[sa.UpdateBase, Mapping[str, Any]], int]]:
+        """One transaction as a function that executes a constant of this module and returns how many rows it changed.
+
+        The statements are compiled once and go to the driver: with SQLAlchemy in between, a round took twice as long.
+        """
+        with self._refusals():
+            dialect, connection = self.engine.dialect, self.engine.raw_connection()
+            cursor = connection.cursor()
+            try:
+                if dialect.name == "sqlite":
+                    cursor.execute(_BEGIN_WRITING)
+
+                def execute(statement: sa.UpdateBase, values: Mapping[str, Any]) -> int:
+                    if statement not in self._compiled:
+                        self._compiled[statement] = statement.compile(dialect=dialect)
+                    compiled = self._compiled[statement]
+                    names = compiled.positiontup
+                    cursor.execute(compiled.string, values if names is None else [values[name] for name in names])
+                    return cursor.rowcount
+
+                yield execute
+                connection.commit()
+            except dialect.loaded_dbapi.Error as error:
+                if dialect.is_disconnect(error, connection.driver_connection, cursor):
+                    connection.invalidate(error)
+                raise sa.exc.DBAPIError(None, None, error) from error
+            finally:
+                connection.close()  # without a commit this rolls back
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Raise StoreError if the store was opened for reading or is locked."""
         if self.read_only:
             raise StoreError(f"{self.name} was opened for reading. Open it with Store(...) to write.")
         try:
-            with self._writer.begin() as connection:
-                if queue and connection.dialect.name == "postgresql":
-                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_QUEUE)))
-                yield connection
-        except sa.exc.OperationalError as error:
+            yield
+        except sa.exc.DBAPIError as error:
             if isinstance(error.orig, sqlite3.OperationalError) and "locked" in str(error.orig):
                 raise StoreLocked(
                     f"Another program has kept the store {self.name} locked for {_LOCK_SECONDS} s. Close it or end its "
@@ -690,22 +727,28 @@ class Store:
         key = {"run_id": run_id, "round": record.index}
         row = {**key, **_round_row(record), "diagnostics": text}
         selection = {**key, **_selection_row(record)}
-        progress = {"run": run_id, "done": record.index + 1, "spent": wall_seconds}
-        with self.writing() as connection:
-            digest = link(self._digests[run_id] or start_of_chain(connection, run_id), row, selection, arrays)
-            checksum = {"run": run_id, "index": record.index, "content": digest, "me": self._owner}
-            if connection.execute(_NEW_CHECKSUM, checksum).rowcount != 1:
+        progress = {"run": run_id, "done": record.index + 1}
+        digest = link(self._digests[run_id] or self._start_of_chain(run_id), row, selection, arrays)
+        with self._writing_by_driver() as execute:
+            if execute(_NEW_CHECKSUM, {**key, "digest": digest, "owner": self._owner}) != 1:
                 raise self._lost(run_id)
-            connection.execute(_NEW_ROUND, row)
-            connection.execute(_NEW_SELECTION, selection)
+            execute(_NEW_ROUND, row)
+            execute(_NEW_SELECTION, selection)
             for name, value in arrays.items():
-                connection.execute(tables.arrays.insert(), {**key, "name": name, "value": value})
+                execute(_NEW_ARRAY, {**key, "name": name, "value": value})
             if checkpoint is not None:
-                _put_checkpoint(connection, run_id, record.index + 1, checkpoint)
+                values = {**progress, "state": checkpoint}
+                if not execute(_CHECKPOINT, values):
+                    execute(_NEW_CHECKPOINT, values)
             if accuracies is not None:
-                _put_accuracies(connection, run_id, accuracies)
-            connection.execute(_PROGRESS, {**progress, "latest": _number(record.test_accuracy)})
+                execute(_NO_ACCURACIES, progress)
+                execute(_NEW_ACCURACIES, {"run_id": run_id, **_accuracies_row(accuracies)})
+            execute(_PROGRESS, {**progress, "spent": wall_seconds, "latest": _number(record.test_accuracy)})
         self._digests[run_id] = digest
+
+    def _start_of_chain(self, run_id: int) -> bytes:
+        with self.engine.connect() as connection:
+            return start_of_chain(connection, run_id)
 
     # Reading
 
@@ -1035,23 +1078,24 @@ def _check_choices(choices: Choices, clients: Sequence[bytes], weights: Sequence
     _require_range(choices.clients, size)
 
 
-# Built once: building them for every round took more than a third of the time of writing it.
-_NEW_ROUND, _NEW_SELECTION = tables.rounds.insert(), tables.selections.insert()
+# The statements of `Store.write_round`.
+_NEW_ROUND, _NEW_SELECTION, _NEW_ARRAY = (table.insert() for table in (tables.rounds, tables.selections, tables.arrays))
 # Inserts nothing if this process has lost the lease. The lock makes a process that takes the lease over wait.
-_NEW_CHECKSUM = (
-    tables.checksums.insert()
-    .from_select(
-        ["run_id", "round", "digest"],
-        sa.select(
-            tables.leases.c.run_id,
-            sa.bindparam("index", type_=sa.Integer),
-            sa.bindparam("content", type_=sa.LargeBinary),
-        )
-        .where(tables.leases.c.run_id == sa.bindparam("run"), tables.leases.c.owner == sa.bindparam("me"))
-        .with_for_update(),
+_NEW_CHECKSUM = tables.checksums.insert().from_select(
+    ["run_id", "round", "digest"],
+    sa.select(
+        tables.leases.c.run_id,
+        sa.bindparam("round", type_=sa.Integer),
+        sa.bindparam("digest", type_=sa.LargeBinary),
     )
-    .execution_options(preserve_rowcount=True)
+    .where(tables.leases.c.run_id == sa.bindparam("run_id"), tables.leases.c.owner == sa.bindparam("owner"))
+    .with_for_update(),
 )
+_STATE: dict[str, Any] = {"rounds_done": sa.bindparam("done"), "content": sa.bindparam("state")}
+_CHECKPOINT = tables.checkpoints.update().where(tables.checkpoints.c.run_id == sa.bindparam("run")).values(_STATE)
+_NEW_CHECKPOINT = tables.checkpoints.insert().values(run_id=sa.bindparam("run"), **_STATE)
+_NEW_ACCURACIES = tables.client_accuracies.insert()
+_NO_ACCURACIES = tables.client_accuracies.delete().where(tables.client_accuracies.c.run_id == sa.bindparam("run"))
 _PROGRESS = (
     tables.runs.update()
     .where(tables.runs.c.id == sa.bindparam("run"))
@@ -1061,22 +1105,6 @@ _PROGRESS = (
         accuracy=sa.func.coalesce(sa.bindparam("latest", type_=sa.Float), tables.runs.c.accuracy),
     )
 )
-
-
-_CHECKPOINT = tables.checkpoints.update().where(tables.checkpoints.c.run_id == sa.bindparam("run"))
-
-
-def _put_checkpoint(connection: sa.Connection, run_id: int, rounds_done: int, content: bytes) -> None:
-    values = {"rounds_done": rounds_done, "content": content}
-    if connection.execute(_CHECKPOINT, {"run": run_id, **values}).rowcount == 0:
-        connection.execute(tables.checkpoints.insert(), {"run_id": run_id, **values})
-
-
-def _put_accuracies(connection: sa.Connection, run_id: int, accuracies: ClientAccuracies) -> None:
-    table, values = tables.client_accuracies, accuracies.values.astype("<f4")
-    connection.execute(table.delete().where(table.c.run_id == run_id))
-    row = {"rounds_done": accuracies.rounds, "part": accuracies.part, "accuracies": array_bytes(values)}
-    connection.execute(table.insert(), {"run_id": run_id, **row})
 
 
 def _insert(connection: sa.Connection, table: sa.Table, **values: Any) -> int:
@@ -1121,6 +1149,11 @@ def _selection_row(record: RoundRecord) -> dict[str, Any]:
         **{name: float_bytes(getattr(record.outcome, name)) for name in _REPORTS},
         "available": mask_bytes(record.available),
     }
+
+
+def _accuracies_row(accuracies: ClientAccuracies) -> dict[str, Any]:
+    content = array_bytes(accuracies.values.astype("<f4"))
+    return {"rounds_done": accuracies.rounds, "part": accuracies.part, "accuracies": content}
 
 
 _REPORTS = ("loss", "train_loss", "duration", "update_norm")
