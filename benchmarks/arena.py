@@ -1,23 +1,28 @@
 """The arena: every policy with its defaults in every setting of the papers that two cores can do.
 
-    python -m benchmarks.arena run --seeds 0,1,2,3,4,5,6,7,8,9      # hours; the same command resumes
-    python -m benchmarks.arena run --only synthetic-mdf,fmnist-2spc --seeds 100,101 --policies herd,uniform
-    python -m benchmarks.arena table --output docs/arena.md
+    python -m benchmarks.arena run                  # hours; resumes, also on another machine
+    python -m benchmarks.arena run --only synthetic-mdf --seeds 100,101 --policies herd,uniform --scores mine.json
+    python -m benchmarks.arena table --picture docs/figures/arena.png
 
 A setting is a variant of a spec of a paper with its own data, model, rates, availability and budget; the policies are
 those of the registry, each with its defaults. A policy that needs what a setting does not have, such as labels, is left
 out there. Scores are compared seed by seed: a difference whose 95 % interval holds 0 is a tie.
+
+The rounds of all runs go into a store, the scores into a small file. A run whose score is in that file is not computed
+again.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import rankdata
 
 from fedpick import policies
 from fedpick.core.errors import FedpickError, unknown_name
@@ -25,13 +30,13 @@ from fedpick.experiments.progress import make_progress
 from fedpick.experiments.run import refuse_early
 from fedpick.experiments.runner import run
 from fedpick.experiments.spec import PolicySpec, Spec, load_spec
-from fedpick.experiments.store import Experiment, Store, open_store
+from fedpick.experiments.store import Store
 from fedpick.report import analysis
-from fedpick.report.analysis import PolicyResults, Results, RunResults
+from fedpick.report.analysis import Difference, Quantity, Results, RunResults
 from fedpick.report.figures.canvas import new_figure, save_figure
 
 SPECS = Path(__file__).parent / "specs"
-STORE = "results/arena.sqlite"
+SCORES = Path(__file__).parents[1] / "docs" / "results" / "arena.json"
 OURS = "herd"
 
 
@@ -111,14 +116,98 @@ def usable(spec: Spec) -> Spec:
     return replace(spec, policies=tuple(kept))
 
 
-def compute(names: Sequence[str], chosen: Sequence[str], seeds: Sequence[int], where: str) -> None:
-    """Run what is missing of these settings."""
+@dataclass(frozen=True)
+class Score:
+    """What a run is judged by; larger is better. None: it has no finite score."""
+
+    by_round: float | None
+    """After all rounds."""
+    by_models: float | None
+    """After as many models as `uniform` sent in the whole run of the same seed."""
+    models: float
+    """Models sent per round."""
+
+
+Scores = dict[str, dict[str, dict[int, Score]]]
+"""Setting -> policy -> seed -> score."""
+
+
+def read_scores(file: Path) -> Scores:
+    """Read the scores; none if there is no such file."""
+    if not file.exists():
+        return {}
+    return {
+        setting: {
+            policy: {int(seed): Score(*values) for seed, values in seeds.items()} for policy, seeds in policies.items()
+        }
+        for setting, policies in json.loads(file.read_text()).items()
+    }
+
+
+def write_scores(file: Path, scores: Scores) -> None:
+    """Write the scores, one line per policy, six digits per number."""
+
+    def number(value: float | None) -> float | None:
+        return None if value is None else float(f"{value:.6g}")
+
+    settings = []
+    for setting in sorted(scores):
+        lines = [
+            f"  {json.dumps(policy)}: "
+            + json.dumps({str(seed): [number(value) for value in astuple(seeds[seed])] for seed in sorted(seeds)})
+            for policy, seeds in scores[setting].items()
+        ]
+        settings.append(f"{json.dumps(setting)}: {{\n" + ",\n".join(lines) + "\n}")
+    scratch = file.with_suffix(".new")
+    scratch.write_text("{\n" + ",\n".join(settings) + "\n}\n")
+    scratch.replace(file)
+
+
+def _within(results: RunResults, models: float) -> RunResults:
+    """The run up to the round in which it had sent this many models; its first round at least."""
+    kept = max(1, int(np.searchsorted(results.rounds["models_down"], models, side="right")))
+    return replace(results, rounds={name: column[:kept] for name, column in results.rounds.items()})
+
+
+def judge(kind: str, results: Results, known: Mapping[str, Mapping[int, Score]]) -> dict[str, dict[int, Score]]:
+    """Policy -> seed -> score of the finished runs. `known` has `uniform`, where the results do not."""
+    wanted = max(each.wanted for policy in results.policies for each in policy.runs)
+    thrifty = {seed: score.models * wanted for seed, score in known.get("uniform", {}).items()}
+    for policy in results.policies:
+        if policy.label == "uniform":
+            thrifty |= {each.run.seed: float(each.rounds["models_down"][-1]) for each in policy.runs}
+    return {
+        policy.label: {
+            each.run.seed: Score(
+                by_round=_score(kind, each),
+                by_models=_score(kind, _within(each, thrifty.get(each.run.seed, np.inf))),
+                models=float(each.rounds["models_down"][-1]) / len(each.rounds["round"]),
+            )
+            for each in policy.runs
+            if each.complete
+        }
+        for policy in results.policies
+    }
+
+
+def compute(names: Sequence[str], chosen: Sequence[str], seeds: Sequence[int], where: str, file: Path) -> None:
+    """Run what the file of scores lacks of these settings."""
+    scores = read_scores(file)
     with closing(Store(where)) as store:
         for name in names:
+            known = scores.setdefault(name, {})
             spec = usable(SETTINGS[name].load(name, chosen, seeds))
-            report = run(spec, store, progress=make_progress())
+            policies = [each for each in spec.policies if set(seeds) - known.get(each.label, {}).keys()]
+            missing = [seed for seed in seeds if any(seed not in known.get(each.label, {}) for each in policies)]
+            if not policies:
+                continue
+            report = run(replace(spec, policies=tuple(policies), seeds=tuple(missing)), store, progress=make_progress())
             for run_name, reason in report.failures.items():
                 print(f"{name}: {run_name}: {reason}")
+            found = judge(SETTINGS[name].score, analysis.load_results(store, report.experiment), known)
+            for label, of_seed in found.items():
+                known[label] = known.get(label, {}) | of_seed
+            write_scores(file, scores)
 
 
 @dataclass(frozen=True)
@@ -127,6 +216,7 @@ class Standing:
 
     mean: float
     rank: float
+    """Among all policies; equal ones share the mean of their places."""
     best: str
     """The best other policy."""
     difference: float
@@ -141,66 +231,51 @@ class Standing:
     """Models sent per round."""
 
 
-def _verdict(interval: tuple[float, float] | None) -> str:
-    lowest, highest = interval or (0.0, 0.0)
-    return "win" if lowest > 0 else "loss" if highest < 0 else "tie"
+def standings(scores: Mapping[str, Mapping[int, Score]], value: Callable[[Score], float | None]) -> dict[str, Standing]:
+    """Compare every policy with the best of the others, over the seeds that all policies have."""
+    seeds = common_seeds(scores)
+    values = {label: Quantity(tuple(value(scores[label][seed]) for seed in seeds)) for label in scores}
+    means = {label: -np.inf if own.mean is None else own.mean for label, own in values.items()}
+    ranks = dict(zip(means, rankdata([-mean for mean in means.values()]), strict=True))
 
+    def compare(label: str, other: str) -> tuple[tuple[float, float] | None, str]:
+        pairs = zip(values[label].values, values[other].values, strict=True)
+        gaps = tuple(None if own is None or its is None else own - its for own, its in pairs)
+        interval = Difference(gaps).interval
+        lowest, highest = interval or (0.0, 0.0)
+        lost = highest < 0 or not np.isfinite(means[label])
+        return interval, "win" if lowest > 0 else "loss" if lost else "tie"
 
-def _within(results: RunResults, models: float) -> RunResults:
-    """The run up to the round in which it had sent this many models; its first round at least."""
-    kept = max(1, int(np.searchsorted(results.rounds["models_down"], models, side="right")))
-    return replace(results, rounds={name: column[:kept] for name, column in results.rounds.items()})
-
-
-def standings(kind: str, results: Results, models: float = np.inf) -> dict[str, Standing]:
-    """Compare every policy with the best of the others, seed by seed, each after sending at most `models` models."""
-
-    def measure(each: RunResults) -> float | None:
-        return _score(kind, _within(each, models))
-
-    def mean_of(policy: PolicyResults) -> float:
-        mean = analysis.over_seeds(policy, measure).mean
-        return -np.inf if mean is None else mean
-
-    means = {policy.label: mean_of(policy) for policy in results.policies}
-    ordered = sorted(means.values(), reverse=True)
     found = {}
-    for policy in results.policies:
-        others = [other for other in results.policies if other is not policy] or [policy]
-        best = max(others, key=lambda other: means[other.label])
-        interval = analysis.paired_difference(policy, best, measure).interval
-        own = [analysis.paired_difference(policy, other, measure).interval for other in others if other.label == OURS]
-        sent = [float(each.rounds["models_down"][-1]) / len(each.rounds["round"]) for each in policy.runs]
-        found[policy.label] = Standing(
-            mean=means[policy.label],
-            rank=1.0 + ordered.index(means[policy.label]),
-            best=best.label,
-            difference=means[policy.label] - means[best.label],
+    for label in scores:
+        best = max((other for other in scores if other != label), key=lambda other: means[other], default=label)
+        interval, verdict = compare(label, best)
+        found[label] = Standing(
+            mean=means[label],
+            rank=float(ranks[label]),
+            best=best,
+            difference=means[label] - means[best],
             interval=interval,
-            verdict=_verdict(interval) if np.isfinite(means[policy.label]) else "loss",
-            against_ours=None if not own else _verdict(own[0]) if np.isfinite(means[policy.label]) else "loss",
-            models=float(np.mean(sent)),
+            verdict=verdict,
+            against_ours=compare(label, OURS)[1] if OURS in scores and label != OURS else None,
+            models=float(np.mean([scores[label][seed].models for seed in seeds])),
         )
     return found
 
 
-def models_of_uniform(results: Results) -> float:
-    """What `uniform` sent in the whole run, mean of the seeds; without it, what the thriftiest policy sent."""
-    sent = {
-        policy.label: float(np.mean([each.rounds["models_down"][-1] for each in policy.runs]))
-        for policy in results.policies
-    }
-    return sent.get("uniform", min(sent.values()))
+def common_seeds(scores: Mapping[str, Mapping[int, Score]]) -> list[int]:
+    """The seeds that every policy of a setting has finished."""
+    return sorted(set.intersection(*(set(seeds) for seeds in scores.values())))
 
 
 @dataclass(frozen=True)
 class Arena:
-    """The standings of all settings in a store."""
+    """The standings of all settings."""
 
     by_round: Mapping[str, Mapping[str, Standing]]
     by_models: Mapping[str, Mapping[str, Standing]]
     """The same, but every policy stops when it has sent as many models as `uniform` in the whole run."""
-    seeds: tuple[int, ...]
+    seeds: Mapping[str, Sequence[int]]
 
     @property
     def labels(self) -> list[str]:
@@ -214,32 +289,19 @@ def mean_rank(settings: Mapping[str, Mapping[str, Standing]], label: str) -> flo
     return float(np.mean([found[label].rank for found in settings.values() if label in found]))
 
 
-def load(where: str) -> Arena:
-    """Read the settings that every policy has finished, each with the most seeds."""
-    by_round: dict[str, dict[str, Standing]] = {}
-    by_models: dict[str, dict[str, Standing]] = {}
-    seeds: set[int] = set()
-    with closing(open_store(where)) as store:
-        finished: dict[str, tuple[int, Experiment]] = {}  # setting -> its experiment with the most finished runs
-        for experiment in store.experiments():
-            name, runs = experiment.title.removeprefix("arena: "), store.runs(experiment.id)
-            if all(each.status == "done" for each in runs) and len(runs) > finished.get(name, (0, None))[0]:
-                finished[name] = (len(runs), experiment)
-        for name in SETTINGS:
-            if name not in finished:
-                continue
-            results = analysis.load_results(store, finished[name][1])
-            seeds |= {each.run.seed for policy in results.policies for each in policy.runs}
-            kind = SETTINGS[name].score
-            by_round[name] = standings(kind, results)
-            by_models[name] = standings(kind, results, models_of_uniform(results))
-    return Arena(by_round, by_models, tuple(sorted(seeds)))
+def arena_of(scores: Scores) -> Arena:
+    """Compare the policies in every setting in which all of them have a seed in common."""
+    usable = {name: scores[name] for name in SETTINGS if scores.get(name) and common_seeds(scores[name])}
+    return Arena(
+        {name: standings(of, lambda score: score.by_round) for name, of in usable.items()},
+        {name: standings(of, lambda score: score.by_models) for name, of in usable.items()},
+        {name: common_seeds(of) for name, of in usable.items()},
+    )
 
 
 def leaderboard(arena: Arena) -> str:
-    """The tables of all settings in the store, as Markdown."""
-    lines = [f"Settings: {', '.join(arena.by_round)}. Seeds: {', '.join(map(str, arena.seeds))}.", ""]
-    lines += [
+    """The tables of all settings, as Markdown."""
+    lines = [
         f"| policy | mean rank | worst rank | against the best other: wins / ties / losses | against `{OURS}` | "
         "models per round | by models sent: mean rank | against the best other |",
         "|---|---|---|---|---|---|---|---|",
@@ -247,7 +309,7 @@ def leaderboard(arena: Arena) -> str:
     for label in arena.labels:
         own = [found[label] for found in arena.by_round.values() if label in found]
         lines.append(
-            f"| `{label}` | {mean_rank(arena.by_round, label):.1f} | {max(each.rank for each in own):.0f} | "
+            f"| `{label}` | {mean_rank(arena.by_round, label):.1f} | {max(each.rank for each in own):.3g} | "
             f"{_count(each.verdict for each in own)} | {_count(each.against_ours for each in own)} | "
             f"{np.mean([each.models for each in own]):.1f} | {mean_rank(arena.by_models, label):.1f} | "
             f"{_count(found[label].verdict for found in arena.by_models.values() if label in found)} |"
@@ -267,8 +329,8 @@ def _against_the_best(arena: Arena, label: str) -> list[str]:
     lines = [
         f"`{label}` and the best other policy. Accuracies are in points; of losses, the smaller one is better:",
         "",
-        f"| setting | score | `{label}` | best other | its score | difference [95 % interval] | |",
-        "|---|---|---|---|---|---|---|",
+        f"| setting | seeds | score | `{label}` | best other | its score | difference [95 % interval] | |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, found in arena.by_round.items():
         if label not in found:
@@ -277,8 +339,8 @@ def _against_the_best(arena: Arena, label: str) -> list[str]:
         factor = 100.0 if kind == "accuracy" else -1.0
         ends = "" if own.interval is None else " [{:+.3g}, {:+.3g}]".format(*sorted(factor * x for x in own.interval))
         lines.append(
-            f"| {name} | {kind} | {factor * own.mean:.4g} | `{own.best}` | {factor * found[own.best].mean:.4g} | "
-            f"{factor * own.difference:+.3g}{ends} | {own.verdict} |"
+            f"| {name} | {len(arena.seeds[name])} | {kind} | {factor * own.mean:.4g} | `{own.best}` | "
+            f"{factor * found[own.best].mean:.4g} | {factor * own.difference:+.3g}{ends} | {own.verdict} |"
         )
     return lines
 
@@ -325,8 +387,8 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(SETTINGS), help="settings, by commas")
     parser.add_argument("--policies", default=",".join(policies.names()), help="policies, by commas")
     parser.add_argument("--seeds", default="0,1,2,3,4,5,6,7,8,9")
-    parser.add_argument("--store", default=STORE)
-    parser.add_argument("--output", type=Path, help="write the tables into this file")
+    parser.add_argument("--store", default="results/arena.sqlite", help="the rounds of all runs")
+    parser.add_argument("--scores", type=Path, default=SCORES, help="the scores of finished runs")
     parser.add_argument("--picture", type=Path, help="draw the ranks into this file, .png or .svg")
     given = parser.parse_args()
     names = given.only.split(",")
@@ -334,12 +396,10 @@ def main() -> None:
         if name not in SETTINGS:
             raise SystemExit(str(unknown_name("setting of the arena", name, SETTINGS)))
     if given.command == "run":
-        compute(names, given.policies.split(","), [int(seed) for seed in given.seeds.split(",")], given.store)
-    arena = load(given.store)
-    text = leaderboard(arena)
-    print(text)
-    if given.output is not None:
-        given.output.write_text(text)
+        seeds = [int(seed) for seed in given.seeds.split(",")]
+        compute(names, given.policies.split(","), seeds, given.store, given.scores)
+    arena = arena_of(read_scores(given.scores))
+    print(leaderboard(arena))
     if given.picture is not None:
         print(draw(arena, given.picture))
 
