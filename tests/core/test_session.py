@@ -284,6 +284,18 @@ def test_a_foreign_file_in_the_sessions_place_is_not_overwritten(tmp_path, conte
     assert (tmp_path / SESSION_FILE).read_bytes() == content
 
 
+def test_the_directory_is_synced_after_the_file_has_its_name(tmp_path, monkeypatch):
+    synced = []
+
+    def sync(descriptor):
+        if os.path.samestat(os.fstat(descriptor), tmp_path.stat()):
+            synced.append((tmp_path / SESSION_FILE).exists())
+
+    monkeypatch.setattr(os, "fsync", sync)
+    Session(Recorder(probes=False), CLIENTS).save(tmp_path)
+    assert synced == [True]
+
+
 def test_a_full_disk_leaves_the_previous_state(tmp_path, monkeypatch):
     session = Session(Recorder(probes=False), CLIENTS)
     session.save(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import subprocess
 import sys
@@ -140,6 +141,22 @@ def test_a_run_that_lost_rows_is_not_done(two):
     assert "fedpick verify --repair" in report.failures["uniform, seed 0"]
     with pytest.raises(Damage), mine.computing(1):
         mine.resume(1)
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("UPDATE rounds SET loss = 7 WHERE round = 2", "round 2 was changed.*fedpick verify --repair"),
+        ("UPDATE checkpoints SET content = substr(content, 1, 900)", "damaged.*Start this run over with --restart"),
+    ],
+)
+def test_a_damaged_run_is_not_resumed(two, statement, says):
+    mine, _ = two
+    with mine.writing() as connection:
+        connection.exec_driver_sql(statement)
+    report = run(tiny_spec(["uniform"], rounds=6, seeds=1), mine, processes=1)
+    assert re.search(says, report.failures["uniform, seed 0"])
+    assert len(rows(mine)) == 5
 
 
 @pytest.mark.parametrize("status", ["failed", "running"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,61 +19,52 @@ from fedpick.experiments.verify import verify
 from tests.experiments.store_content import content
 from tests.experiments.tiny import slow_spec
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = """
-import sys
-from fedpick.experiments.runner import run
-from fedpick.experiments.store import Store
-from tests.experiments.tiny import slow_spec
-report = run(slow_spec(), Store(sys.argv[1]), processes=1)
-sys.exit(0 if report.complete and report.finished == 6 else 3)
-"""
+# New processes are forked from one that has imported everything: otherwise most kills would hit an import.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["fedpick.experiments.runner", "fedpick.sim", "jax"])
 
 
-def share(url, directory: Path, processes: int, kills: int) -> None:
+def work(url, log: Path, sleep: float) -> None:
+    """Compute the experiment, or what other processes leave of it."""
+    os.environ["TINY_SLEEP"] = str(sleep)
+    sys.stderr = log.open("a", buffering=1)
+    report = run(slow_spec(), Store(url), processes=1)
+    sys.exit(0 if report.complete and report.finished == 6 else str(report))
+
+
+def share(url, log: Path, processes: int, kills: int) -> None:
     """Start processes on one experiment. Kill a random one, and start another, at random moments; then let them end."""
-    script = directory / "script.py"
-    script.write_text(SCRIPT)
-    log = (directory / "log").open("ab")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    environment |= {"TINY_SLEEP": str(0.02 * (1 + kills / 4)), "OMP_NUM_THREADS": "1"}
-
-    def start():
-        return subprocess.Popen([sys.executable, str(script), str(url)], env=environment, stdout=log, stderr=log)
-
     rng = np.random.default_rng(processes)
-    team = [start() for _ in range(processes)]
+    store = Store(url)
+
+    def start(sleep):
+        process = SERVER.Process(target=work, args=(url, log, sleep))
+        process.start()
+        return process
+
+    def done() -> int:
+        return sum(each.rounds_done for runs in store.overview().values() for each in runs)
+
+    team = [start(0.02) for _ in range(processes)]
     try:
-        while not rounds_there(url):
-            assert all(each.poll() is None for each in team), (directory / "log").read_text()
-            time.sleep(0.05)
         for kill in range(kills):
-            time.sleep(rng.uniform(0, 1.0))
+            enough = min(done() + int(rng.integers(1, 10)), 290)
+            while done() < enough:
+                assert all(each.exitcode in (None, 0) for each in team), log.read_text()
+                time.sleep(0.02)
+            time.sleep(rng.uniform(0, 0.04))
             victim = int(rng.integers(processes))
-            assert team[victim].poll() in (None, 0), (directory / "log").read_text()
             team[victim].kill()
-            team[victim].wait()
-            if kill + 1 == kills:
-                environment["TINY_SLEEP"] = "0"
-            team[victim] = start()
+            team[victim].join()
+            team[victim] = start(0.02 if kill + 1 < kills else 0)
         for each in team:
-            assert each.wait(timeout=300) == 0, (directory / "log").read_text()
+            each.join(timeout=1200)
+            assert each.exitcode == 0, log.read_text()
     finally:
         for each in team:
             each.kill()
-            each.wait()
-        log.close()
-
-
-def rounds_there(url) -> int:
-    try:
-        store = Store(url)
-        try:
-            return sum(member.rounds_done for member in store.runs(store.experiment().id))
-        finally:
-            store.close()
-    except Exception:  # it is being created
-        return 0
+            each.join()
+        store.close()
 
 
 def assert_all_rows_once(url, tmp_path):
@@ -95,7 +86,7 @@ def assert_all_rows_once(url, tmp_path):
     [(2, 2), *(pytest.param(size, 20, marks=pytest.mark.slow) for size in (2, 4))],
 )
 def test_processes_share_an_experiment_in_sqlite(tmp_path, processes, kills):
-    share(tmp_path / "a.sqlite", tmp_path, processes, kills)
+    share(tmp_path / "a.sqlite", tmp_path / "log", processes, kills)
     assert_all_rows_once(tmp_path / "a.sqlite", tmp_path)
 
 
@@ -104,5 +95,5 @@ def test_processes_share_an_experiment_in_sqlite(tmp_path, processes, kills):
     [(2, 2), *(pytest.param(size, 20, marks=pytest.mark.slow) for size in (2, 4))],
 )
 def test_processes_share_an_experiment_in_postgresql(postgres, tmp_path, processes, kills):
-    share(postgres, tmp_path, processes, kills)
+    share(postgres, tmp_path / "log", processes, kills)
     assert_all_rows_once(postgres, tmp_path)
