@@ -175,7 +175,8 @@ def judge(kind: str, results: Results, known: Mapping[str, Mapping[int, Score]])
     thrifty = {seed: score.models * wanted for seed, score in known.get("uniform", {}).items()}
     for policy in results.policies:
         if policy.label == "uniform":
-            thrifty |= {each.run.seed: float(each.rounds["models_down"][-1]) for each in policy.runs}
+            finished = [each for each in policy.runs if each.complete]
+            thrifty |= {each.run.seed: float(each.rounds["models_down"][-1]) for each in finished}
     return {
         policy.label: {
             each.run.seed: Score(
