@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +18,9 @@ from flwr.common import (
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 
+# np.load parses headers with `ast`, which raises SystemError now and then if several threads use it (CPython 3.11). Real
+# clients are processes of their own.
+_DECODING = threading.Lock()
 OK, MISSING = Status(Code.OK, ""), Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, "not implemented")
 
 
@@ -30,12 +34,12 @@ class FakeProxy(ClientProxy):
 
     def fit(self, ins, timeout, group_id):
         self.calls.append("fit")
-        arrays, size, metrics = self.train(parameters_to_ndarrays(ins.parameters), ins.config)
+        arrays, size, metrics = self.train(_decoded(ins), ins.config)
         return FitRes(OK, ndarrays_to_parameters(arrays), size, metrics)
 
     def evaluate(self, ins, timeout, group_id):
         self.calls.append("evaluate")
-        loss, size, metrics = self.test(parameters_to_ndarrays(ins.parameters), ins.config)
+        loss, size, metrics = self.test(_decoded(ins), ins.config)
         return EvaluateRes(OK, loss, size, metrics)
 
     def get_properties(self, ins, timeout, group_id):
@@ -47,6 +51,11 @@ class FakeProxy(ClientProxy):
 
     def reconnect(self, ins, timeout, group_id):
         raise NotImplementedError
+
+
+def _decoded(ins: Any) -> list[Any]:
+    with _DECODING:
+        return parameters_to_ndarrays(ins.parameters)
 
 
 def manager_of(proxies: Iterable[ClientProxy]) -> SimpleClientManager:
