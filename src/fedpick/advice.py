@@ -43,7 +43,7 @@ from fedpick.report.verdict import Verdict, verdict_of
 __all__ = ["Advice", "Unfinished", "advise", "short_list"]
 
 LOOKS = (3, 5, 10)
-"""Numbers of seeds after which the results are looked at."""
+"""Numbers of seeds after which the results are tested."""
 WINDOW = 5
 """The final accuracy is the mean of this many last evaluations."""
 JUDGED_BY = "equal-time"

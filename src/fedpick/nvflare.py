@@ -58,11 +58,11 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         audit: a file on the server to which every decision is appended, see `fedpick audit`; None writes none.
         cooldown: rounds that a client rests after a round for which it was selected.
         max_share: the largest share of all rounds for which a client is selected, rounded up to whole rounds.
-        min_clients: start a round once this many clients are there ...
+        min_clients: start a round once this many clients are connected ...
         wait: ... or after this many seconds, with those that are.
         ready_timeout: seconds without any ready client after which the job ends with an error.
-        overcommit: ask this many times the budget, and go on after as many answers as the budget says.
-        quorum: go on after this share of the cohort (with overcommit: of the budget) has answered.
+        overcommit: select this many times the budget, and end the round after as many answers as the budget says.
+        quorum: end the round after this share of the cohort (with overcommit: of the budget) has answered.
         probe_timeout: seconds that clients have to answer a question for a loss.
         train_timeout: seconds that clients have to train. A late client counts as failed, and as busy until it answers.
         clip_norms: scale down updates that are longer than this many times the median length in the cohort; None: none.

@@ -137,7 +137,7 @@ def test_a_round_goes_on_without_the_slow_client_which_is_then_busy():
     strategy.inner.initial_parameters = zeros()
     start(strategy, members, rounds=1)
     assert "partition:2" in reports[-1].available
-    assert time.monotonic() - started < 50  # the client was not waited for
+    assert time.monotonic() - started < 50  # the round did not wait for the client
 
 
 def test_a_deadline_ends_the_round():

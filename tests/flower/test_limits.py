@@ -214,7 +214,7 @@ def test_a_quorum_ends_the_round_without_the_slow_client(quorum, completed, capl
     # Answers that came in the same look are used, also beyond the quorum.
     assert (len(over.completed), over.failed, over.late) == (completed, ["partition:2"], ["partition:2"])
     assert strategy._membership.busy_nodes() == {node for node, value in grid.nodes.items() if value.partition == 2}
-    assert "failed: none; not waited for: partition:2" in caplog.text
+    assert "failed: none; late: partition:2" in caplog.text
 
 
 def test_overcommitment_asks_more_and_takes_the_first():

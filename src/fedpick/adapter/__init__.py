@@ -1,4 +1,4 @@
-"""What the adapters to real frameworks share: who is there, what clients report, weights, saving, reports.
+"""What the adapters to real frameworks share: membership, reports of clients, weights, saving, reports of rounds.
 
-An adapter sends the messages of its framework; the rest is here, once. `fedpick.testing.check_adapter` checks one.
+An adapter sends the messages of its framework; everything else is here. `fedpick.testing.check_adapter` tests adapters.
 """

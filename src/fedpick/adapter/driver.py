@@ -1,6 +1,6 @@
 """The policy's side of a federation's rounds: ask, weigh, tell, save, record and report.
 
-An adapter sends the messages of its framework and hands what came back to the `Driver`:
+An adapter sends the messages of its framework and passes the replies to the `Driver`:
 
 1. `Members.wait_until_ready` says which clients are ready (`members`);
 2. `choose` asks the policy for the cohort; its probes are answered through the adapter's `Questions`;
@@ -402,7 +402,7 @@ class Driver:
             selection: of `choose`.
             completed: (k,) whose update entered the model.
             weights: (k,) of `weigh`.
-            late: (k,) who was not waited for.
+            late: (k,) who had not answered when the round ended.
             answered: how many updates came, usable or not.
             reports: of `reports`.
         """

@@ -43,7 +43,7 @@ class RoundReport:
     failed: list[str] = field(default_factory=list)
     """The other selected clients."""
     late: list[str] = field(default_factory=list)
-    """Those of the failed that were not waited for: the round had enough answers, or its deadline had passed."""
+    """The failed clients that had not answered when enough others had, or when the deadline passed."""
     steps: list[Step] = field(default_factory=list)
     """The exchanges with clients so far."""
     seconds: float = 0.0
@@ -105,7 +105,7 @@ class RoundProgress:
             "Round %d: %d of %d completed in %.1f s; failed: %s%s",
             *(self._report.round, len(self._report.completed), len(pairs), self._report.seconds),
             ", ".join(key for key in self._report.failed if key not in names) or "none",
-            f"; not waited for: {', '.join(names)}" if names else "",
+            f"; late: {', '.join(names)}" if names else "",
         )
         self._send()
 

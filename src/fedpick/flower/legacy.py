@@ -5,8 +5,8 @@
     # in server_fn: return ServerAppComponents(server=server_of(strategy), config=ServerConfig(num_rounds=100))
 
 The clients do not change: their `evaluate` answers a policy's questions for losses, and their `get_properties`, if they
-have one, says who they are. Flower's server runs the rounds. It has no place for a time limit or for a round that ends
-before all have answered, so the clients that it gets are stand-ins, each of which stops to wait when the round is over.
+have one, says who they are. Flower's server runs the rounds. It waits until every client has answered, so it gets
+stand-ins of the clients: a stand-in raises when the round ends before its client has answered.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def server_of(strategy: PolicyStrategy) -> Server:
 
 
 class _Server(Server):
-    """Flower's server, with an end."""
+    """Flower's server; raises at the end if no round changed the model."""
 
     strategy: PolicyStrategy
 
@@ -126,7 +126,7 @@ class PolicyStrategy(Driven, Strategy):
         self._model: Arrays = {}  # that was sent
         self._trained = False  # whether a step was made since the server started
         if settings.record is not None:
-            atexit.register(self._driver.end)  # without `server_of`, Flower's server does not say when it is done
+            atexit.register(self._driver.end)  # without `server_of`, nothing else tells that the last round is over
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """As in the wrapped strategy."""
@@ -278,7 +278,7 @@ class _Call(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Call, and tell that the answer has come."""
+        """Send the request, and report that it was answered."""
         try:
             self.result = self._function()
         except Exception as error:  # whatever a client, or the way to it, may raise
@@ -292,11 +292,11 @@ class _Call(threading.Thread):
 
 
 class _Exchange:
-    """Requests to several clients that are waited for together.
+    """Requests to several clients, with one deadline for all.
 
     Args:
         asked: the number of clients.
-        enough: the number of good answers after which nobody is waited for any longer.
+        enough: the number of good answers that end the exchange.
         timeout: seconds after the first request.
     """
 
@@ -354,7 +354,7 @@ class _Exchange:
 
 
 class _StandIn(ClientProxy):
-    """A member of a cohort: like its client, but it does not wait for the client when the round is over."""
+    """A client of a cohort that answers with an error when the round ends before the real client has answered."""
 
     def __init__(self, proxy: ClientProxy, exchange: _Exchange) -> None:
         super().__init__(proxy.cid)
@@ -371,7 +371,7 @@ class _StandIn(ClientProxy):
         if call is not None:
             self._exchange.wait([call])
         if call is None or not call.over:
-            raise TimeoutError(f"client {self.cid} is not waited for any longer")
+            raise TimeoutError(f"the round ended before client {self.cid} answered")
         if call.error is not None:
             raise call.error
         result: FitRes = call.result

@@ -76,7 +76,7 @@ def with_policy(
             if missing. None saves nothing.
         probe: who answers when a policy asks clients for the loss of a model: "query", the function that
             `answer_probes` registered; or "evaluate", the ClientApp's evaluate function.
-        options: the rest of this list, by name.
+        options: the arguments below, by name.
         budget: the largest cohort, or, between 0 and 1, its fraction of the ready clients; None for no limit.
         seed: seed of all random choices.
         guard: what is done about reports that may be false: "off", "mild", "strict" or a `fedpick.Guard`.
@@ -94,9 +94,9 @@ def with_policy(
         min_clients: start a round once this many clients have described themselves ...
         wait: ... or after this many seconds, with those that have.
         ready_timeout: seconds without any ready client after which the run ends with an error.
-        overcommit: ask this many times the budget, and go on after as many answers as the budget says.
-        quorum: go on after this share of the cohort (with overcommit: of the budget) has answered. Those that are not
-            waited for count as failed, and as busy until they answer.
+        overcommit: select this many times the budget, and end the round after as many answers as the budget says.
+        quorum: end the round after this share of the cohort (with overcommit: of the budget) has answered. The other
+            clients count as failed, and as busy until they answer.
         probe_timeout: seconds that clients have to answer a query.
         train_timeout: seconds that clients have to train. A late client counts as failed, and as busy until it answers.
         clip_norms: scale down updates that are longer than this many times the median length in the cohort; None: none.

@@ -169,7 +169,7 @@ def same_decisions(run: Run) -> None:
 
 
 def exact_weights(run: Run) -> None:
-    """Weights are those of the policy: by the clients' sizes, and such that do not sum to 1."""
+    """Weights are those of the policy, by the clients' sizes or with a sum other than 1."""
     _checked(run, "uniform", "weights by size", budget=None, sizes=[10, 20, 5, 40, 15], rounds=3)
     _checked(run, "unbiased", "weights that do not sum to 1", budget=4)
 
