@@ -18,8 +18,8 @@ from flwr.common import (
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 
-# np.load parses headers with `ast`, which raises SystemError now and then if several threads use it (CPython 3.11). Real
-# clients are processes of their own.
+# np.load parses headers with `ast`, which raises SystemError now and then if several threads use it (CPython 3.11).
+# Real clients are processes of their own.
 _DECODING = threading.Lock()
 OK, MISSING = Status(Code.OK, ""), Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, "not implemented")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,10 +28,12 @@ pytestmark = pytest.mark.slow
 # Shorter than the 36 to 60 seconds after which a SuperLink notices by itself that a killed SuperNode is gone: what
 # ends the wait for it must be the adapter's deadline. Long enough for honest clients on a busy machine of two cores.
 TRAIN_TIMEOUT, PROBE_TIMEOUT = 35.0, 35.0
-# Flower's grid looks for replies every 3 seconds, so it may come back so much late; the rest is for a busy machine.
+# fedpick looks for replies every second; the rest is for a busy machine.
 ALLOWANCE = 8.0
-# A round also waits for min_clients (not here: enough are online) and computes; seconds outside of all exchanges.
+# Seconds that a round may spend outside of all exchanges.
 OVERHEAD = 15.0
+# The first round of a run waits until min_clients have described themselves, however long a busy machine takes.
+READY = 600.0
 TRAINING_SECONDS = 4.0
 KILL_IN_ROUND = 3
 ROUNDS = 10
@@ -77,14 +80,15 @@ def in_training(output: Path, marks: Path, first: int) -> tuple[int, int] | None
 
 
 def assert_nobody_waited_longer_than_the_deadlines(rounds: list[dict]) -> None:
-    for report in rounds:
+    """Of one run."""
+    for place, report in enumerate(rounds):
         for step in report["steps"]:
             assert step["deadline"] == (TRAIN_TIMEOUT if step["kind"] == "train" else PROBE_TIMEOUT)
             assert step["seconds"] <= step["deadline"] + ALLOWANCE, (report["round"], step)
         in_exchanges = sum(step["seconds"] for step in report["steps"])
-        assert report["seconds"] - in_exchanges <= OVERHEAD, report
+        assert report["seconds"] - in_exchanges <= (OVERHEAD if place else READY), report
         # Most rounds ask once or never, and train once; greeting newcomers and FedCor's trials are more exchanges.
-        if [step["kind"] for step in report["steps"]] in (["train"], ["query.fedpick", "train"]):
+        if place and [step["kind"] for step in report["steps"]] in (["train"], ["query.fedpick", "train"]):
             assert report["seconds"] <= TRAIN_TIMEOUT + PROBE_TIMEOUT + ALLOWANCE + OVERHEAD, report
 
 
@@ -129,6 +133,7 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
         "budget": 3,
         "num_server_rounds": ROUNDS,
         "min_clients": 5,
+        "wait": READY,
         "train_timeout": TRAIN_TIMEOUT,
         "probe_timeout": PROBE_TIMEOUT,
         "state": str(state),
@@ -143,7 +148,7 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
 
         # Kill a SuperNode while it trains for the cohort of the running round; another one joins.
         killed_in, victim = wait_until(
-            lambda: in_training(output, marks, KILL_IN_ROUND), run, 600, "somebody trains", every=0.1
+            lambda: in_training(output, marks, KILL_IN_ROUND), run, 2 * READY, "somebody trains", every=0.1
         )
         federation.kill(victim)
         federation.join(6)
@@ -160,8 +165,9 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
         assert dead in cut["cohort"] and dead in cut["failed"] and dead not in cut["completed"]
         assert cut["completed"], "the others of the cohort completed"
         last = cut["steps"][-1]
-        assert TRAIN_TIMEOUT - 1 <= last["seconds"] <= TRAIN_TIMEOUT + ALLOWANCE  # waited for, but no longer
-        assert all(dead not in report["available"] for report in rounds[killed_in:])  # and only once
+        # One deadline was spent on the dead client, in this round and in no other.
+        assert TRAIN_TIMEOUT - 1 <= last["seconds"] <= TRAIN_TIMEOUT + ALLOWANCE
+        assert all(dead not in report["available"] for report in rounds[killed_in:])
         assert_nobody_waited_longer_than_the_deadlines(rounds)
 
         keys = Roster.load(state).keys
@@ -173,7 +179,11 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
         second = tmp_path / "second.json"
         run = federation.run(**settings, output=str(second))
         interrupted, _ = wait_until(
-            lambda: in_training(second, marks, ROUNDS + 2), run, 600, "somebody trains in the second run", every=0.1
+            lambda: in_training(second, marks, ROUNDS + 2),
+            run,
+            2 * READY,
+            "somebody trains in the second run",
+            every=0.1,
         )
         servers = federation.below_superlink("flwr-serverapp")
         assert servers
@@ -187,7 +197,7 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
         saved = shutil.copytree(state, tmp_path / "saved")
         third = tmp_path / "third.json"
         run = federation.run(**{**settings, "num_server_rounds": 1}, output=str(third))
-        wait_for_rounds(third, 1, run, 600)
+        wait_for_rounds(third, 1, run, 900)
         run.wait(120)
         after = progress(third)["rounds"]
         print(f"server app killed in round {interrupted}\n{summary(before + after)}")
@@ -195,10 +205,12 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
         assert after[0]["completed"]
         cohort, asked = decide(saved, after[0]["available"])  # what the saved state makes of the round
         if policy == "pow-d":
-            assert len(asked) == 4 and set(after[0]["cohort"]) <= set(asked)  # its candidates were drawn anew, alike
+            candidates = min(4, len(after[0]["available"]))
+            assert len(asked) == candidates and set(after[0]["cohort"]) <= set(asked)  # drawn again, the same
         elif not asked:  # no sample of FedCor's is due
             assert after[0]["cohort"] == cohort
-        assert_nobody_waited_longer_than_the_deadlines(before + after)
+        assert_nobody_waited_longer_than_the_deadlines(before)
+        assert_nobody_waited_longer_than_the_deadlines(after)
         assert Roster.load(state).keys[: len(keys)] == keys
         assert fedpick.Session.load(state).round == interrupted
     # One log for three runs. The interrupted round was chosen twice, and ended once.
@@ -267,9 +279,9 @@ def test_fedgs_goes_on_when_a_member_of_its_cohort_is_killed(tmp_path):
             slow_seconds=TRAINING_SECONDS,
             output=str(output),
         )
-        killed_in, victim = wait_until(lambda: in_training(output, marks, 2), run, 600, "somebody trains", every=0.1)
+        killed_in, victim = wait_until(lambda: in_training(output, marks, 2), run, READY, "somebody trains", every=0.1)
         federation.kill(victim)
-        wait_for_rounds(output, 4, run, 600)
+        wait_for_rounds(output, 4, run, READY)
         run.wait(120)
     rounds, dead = progress(output)["rounds"], f"partition:{victim}"
     print(f"\nfedgs: killed {dead} in round {killed_in}\n{summary(rounds)}")
@@ -292,7 +304,7 @@ def test_the_older_api_goes_on_when_a_member_of_the_cohort_is_killed(tmp_path):
             marks=str(marks),
             state=str(state),
         )
-        killed_in, victim = wait_until(lambda: in_training(output, marks, 2), run, 600, "somebody trains", every=0.1)
+        killed_in, victim = wait_until(lambda: in_training(output, marks, 2), run, READY, "somebody trains", every=0.1)
         federation.kill(victim)
         wait_until(lambda: len(progress(output)["rounds"]) >= 5 or None, run, 900, "5 rounds")
         run.wait(120)
@@ -305,6 +317,18 @@ def test_the_older_api_goes_on_when_a_member_of_the_cohort_is_killed(tmp_path):
     assert all(dead not in report["completed"] for report in rounds[killed_in:])
     assert "Own aggregates" in (tmp_path / "run.log").read_text()
     assert fedpick.Session.load(state).round == 5
+
+
+def test_the_tutorials_federation_runs_as_the_tutorial_says(tmp_path):
+    page = (EXAMPLE.parents[1] / "docs" / "tutorials" / "to-flower.md").read_text()
+    (command,) = re.findall(r"^python (loopback.py .*)", page, re.MULTILINE)
+    (chosen,) = re.findall(r"^chosen +(.*)", page, re.MULTILINE)
+    (accuracy,) = re.findall(r"^accuracy +(.*)", page, re.MULTILINE)
+    folder = ["--folder", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, *command.split(), *folder], cwd=EXAMPLE, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert ", ".join(f"[{', '.join(cohort)}]" for cohort in found["chosen"]) == chosen
+    np.testing.assert_allclose(found["accuracy"], [float(part) for part in accuracy.split(", ")], atol=0.02)
 
 
 def simulate(tmp_path: Path, name: str) -> list[list[str]]:
