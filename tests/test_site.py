@@ -51,7 +51,7 @@ def test_options_of_a_policy_come_from_its_class(extension):
 def test_every_signal_is_explained_and_every_policy_is_on_the_map(extension):
     parts = extension("policy_parts")
     assert set(parts.SIGNALS) == set(parts.Signal)
-    assert all(f">{name}</text>" in parts.policy_map() for name in parts.registry.BUILT_IN)
+    assert all(f">{name}</a>" in parts.policy_map() for name in parts.registry.BUILT_IN)
     assert set().union(*parts.FEAR.values()) <= set(parts.registry.BUILT_IN)
 
 

@@ -90,48 +90,20 @@ def table() -> str:
 
 
 def policy_map() -> str:
-    """Return the map as SVG: policies by what the user has (rows) and fears (columns)."""
-    known, left, chip, line = pages(), 140, 113, 27
-    cells: dict[tuple[str, str], list[str]] = {}
+    """Return the map as an HTML table: policies by what the user has (rows) and fears (columns)."""
+    known = pages()
+    cells: dict[tuple[str, str], str] = {}
     for name in registry.BUILT_IN:
         fear = next((fear for fear, members in FEAR.items() if name in members), list(FEAR)[-1])
-        cells.setdefault((row(name), fear), []).append(name)
-    across = {fear: 1 if fear == "slow clients" else 2 for fear in FEAR}  # chips beside each other
-    start, x = {}, left
-    for fear in FEAR:
-        start[fear] = x
-        x += chip * across[fear] + 8
-    parts = [
-        f'<text class="axis" x="{start[fear] + chip * across[fear] / 2}" y="18" text-anchor="middle">{fear}</text>'
-        for fear in FEAR
+        link = f'<a href="../policies/{known[name]}.html">{name}</a> '
+        cells[row(name), fear] = cells.get((row(name), fear), "") + link
+    head = "".join(f"<th>{fear}</th>" for fear in FEAR)
+    rows = [
+        f"<tr><th>{have}</th>" + "".join(f"<td>{cells.get((have, fear), '')}</td>" for fear in FEAR) + "</tr>"
+        for have in reversed(HAVE)
+        if any((have, fear) in cells for fear in FEAR)
     ]
-    y = 30
-    for have in reversed(HAVE):
-        lines = max(-(-len(cells.get((have, fear), [])) // across[fear]) for fear in FEAR)
-        if not lines:
-            continue
-        parts.append(f'<line class="life" x1="0" y1="{y}" x2="{x}" y2="{y}"/>')
-        for part, words in enumerate(_halves(have)):
-            parts.append(f'<text class="axis" x="4" y="{y + 22 + 15 * part}">{words}</text>')
-        for fear in FEAR:
-            for place, name in enumerate(cells.get((have, fear), [])):
-                down, right = divmod(place, across[fear])
-                at, top = start[fear] + chip * right, y + 8 + line * down
-                parts.append(
-                    f'<a href="../policies/{known[name]}.html"><rect x="{at}" y="{top}" width="{chip - 6}" height="21" '
-                    f'rx="5"/><text x="{at + (chip - 6) / 2}" y="{top + 15}" text-anchor="middle">{name}</text></a>'
-                )
-        y += max(line * lines, 36) + 10
-    return (
-        f'<div class="sequence map"><svg viewBox="0 0 {x} {y}" width="{x}" role="img" '
-        f'aria-label="Policies by what you have and what you fear">{"".join(parts)}</svg></div>'
-    )
-
-
-def _halves(label: str) -> list[str]:
-    """Return a label in one line, or in two after its comma."""
-    before, comma, after = label.partition(", ")
-    return [before + ",", after] if comma else [label]
+    return f'<table class="map"><tr><th>you have / you fear</th>{head}</tr>{"".join(rows)}</table>'
 
 
 def meanings(policy_class: type[Any]) -> dict[str, str]:

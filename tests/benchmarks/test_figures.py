@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.figures import ca_fed, fedcor, fedgs, power_of_choice
+from benchmarks.figures import ca_fed, fedcor, fedgs, landing, power_of_choice
 from fedpick.core.errors import InvalidInput
 from fedpick.experiments.spec import Named
 from fedpick.policies._gp import select_greedy
@@ -241,6 +241,12 @@ def test_ca_fed_draws_over_experiments_and_decisions_side_by_side(tmp_path, caps
     with pytest.raises(InvalidInput, match="no decisions"):
         ca_fed.main([*options, "decisions", "figure 5", "--policy", "nobody"])
     made.close()
+
+
+def test_the_landing_page_has_a_picture(tmp_path):
+    make_store(tmp_path / "s.sqlite", make_spec(landing.POLICIES)).close()
+    landing.main([str(tmp_path / "s.sqlite"), str(tmp_path / "landing.png"), "--title", "toy"])
+    assert (tmp_path / "landing.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_authors_schedule_weighs_early_rounds_more_than_all_rounds_do(tmp_path, capsys):
