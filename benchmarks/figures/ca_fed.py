@@ -25,12 +25,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import FOLDER
-from benchmarks.figures.drawing import draw_decisions, draw_over
+from benchmarks.figures.drawing import draw_decisions, draw_estimation_errors, draw_over
 from fedpick import availability
 from fedpick.availability.statistics import estimation_error_curve
 from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.types import Clients
-from fedpick.experiments.store import Experiment, Store
+from fedpick.experiments.store import Experiment, Store, opened
 from fedpick.report.analysis import (
     Difference,
     Quantity,
@@ -42,8 +42,7 @@ from fedpick.report.analysis import (
     policy_named,
 )
 from fedpick.report.charts.choices import raster_chart
-from fedpick.report.figures.availability import draw_estimation_errors
-from fedpick.report.material import opened, read_material
+from fedpick.report.material import read_material
 from fedpick.report.tables import group_table, to_markdown
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.theory.fedcor import Components, Normality
+from fedpick.availability.statistics import EstimationErrors
 from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
 from fedpick.report.charts.chart import styles_of
@@ -25,6 +26,7 @@ __all__ = [
     "draw_components",
     "draw_counts",
     "draw_decisions",
+    "draw_estimation_errors",
     "draw_loss_curves",
     "draw_over",
     "draw_picks",
@@ -294,4 +296,28 @@ def draw_decisions(views: Mapping[str, Mapping[str, Any]], path: str | Path) -> 
         axes.set_xlabel("round")
         axes.tick_params(labelsize=7)
     figure.legend(handles=list(used.values()), loc="outside lower center", ncols=len(used), frameon=False, fontsize=8)
+    return save_figure(figure, path, dpi=110)
+
+
+def draw_estimation_errors(errors: EstimationErrors, path: str | Path) -> Path:
+    """Mean absolute error of pi and lambda against the rounds observed (CA-Fed, figure 4a); bars span the seeds."""
+    figure = new_figure(6.2, 4.2)
+    axes = figure.add_subplot()
+    series = (
+        ("λ, correlation", errors.correlation, _ORANGE, "s-"),
+        ("π, frequency", errors.availability, _BLUE, "o-"),
+        ("π, from the estimated chain", errors.stationary, _GREEN, "^--"),
+    )
+    for label, values, colour, style in series:
+        mean = values.mean(axis=0)
+        spread = np.stack([mean - values.min(axis=0), values.max(axis=0) - mean])
+        axes.errorbar(
+            errors.observations, mean, yerr=spread, fmt=style, color=colour, label=label, markersize=4, capsize=2
+        )
+    axes.set(
+        xscale="log", yscale="log", xlabel="rounds observed", ylabel="mean absolute error", title="Estimation errors"
+    )
+    axes.grid(which="both", color="#E4E4E0", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False)
     return save_figure(figure, path, dpi=110)

@@ -39,7 +39,7 @@ from fedpick.core.types import Clients, Outcome, Probe
 from fedpick.experiments.run import FederatedRun, build, clients_and_trace
 from fedpick.experiments.settings import build_settings, federation_of
 from fedpick.experiments.spec import Spec, load_spec
-from fedpick.report.material import opened
+from fedpick.experiments.store import opened
 
 CURVES = ("UniformSample", "MDSample", "Power-of-Choice", "FedGS alpha=1")
 COUNTED = ("UniformSample", "MDSample", "FedGS alpha=1")

@@ -26,7 +26,7 @@ from benchmarks.figures.drawing import draw_loss_curves, draw_over
 from fedpick import Clients, Policy, data, policies
 from fedpick.core.arrays import FloatArray
 from fedpick.data.synthetic import quadratic_optimum
-from fedpick.report.material import opened
+from fedpick.experiments.store import opened
 from fedpick.theory.pow_d import grid, objective_gap, quadratics, skew_extremes
 
 LOOKS = (2500, 5000, 10_000, 15_000, 25_000)

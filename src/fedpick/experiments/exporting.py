@@ -15,7 +15,6 @@ import importlib
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +27,7 @@ from fedpick.core.record import Callback
 from fedpick.core.writing import refuse_directory, write_atomically
 from fedpick.experiments import DEFAULT_STORE
 from fedpick.experiments.encoding import cell_text
-from fedpick.experiments.store import Experiment, Run, Store, open_store
+from fedpick.experiments.store import Experiment, Run, Store, opened
 
 __all__ = ["TABLES", "ExportedTable", "export", "replay"]
 
@@ -123,15 +122,12 @@ def export(
     """
     if table not in TABLES:
         raise unknown_name("table", table, TABLES)
-    with ExitStack() as stack:
-        if not isinstance(store, Store):
-            store = open_store(store)
-            stack.callback(store.close)
-        chosen = store.experiment(experiment)
+    with opened(store) as reader:
+        chosen = reader.experiment(experiment)
         parts = [
             {**_names(run, part), **part}
-            for run in store.runs(chosen.id)
-            for part in [TABLES[table](store, run, chosen)]
+            for run in reader.runs(chosen.id)
+            for part in [TABLES[table](reader, run, chosen)]
         ]
     names = list(parts[0]) if parts else []
     return ExportedTable({name: np.concatenate([part[name] for part in parts]) for name in names})
@@ -208,13 +204,10 @@ TABLES: Mapping[str, Callable[[Store, Run, Experiment], Columns]] = {
 
 def replay(store: Store | str | Path, callback: Callable[[Run], Callback], experiment: str | int | None = None) -> None:
     """Send stored rounds to callbacks: `callback(run)` makes the one of each run, such as a TensorBoard directory."""
-    with ExitStack() as stack:
-        if not isinstance(store, Store):
-            store = open_store(store)
-            stack.callback(store.close)
-        chosen = store.experiment(experiment)
-        for run in store.runs(chosen.id):
+    with opened(store) as reader:
+        chosen = reader.experiment(experiment)
+        for run in reader.runs(chosen.id):
             made = callback(run)
-            for record in store.records(run.id, limit=chosen.rounds):
+            for record in reader.records(run.id, limit=chosen.rounds):
                 made.on_round(record)
             made.on_end()

@@ -62,6 +62,7 @@ __all__ = [
     "StoreLocked",
     "in_a_sentence",
     "open_store",
+    "opened",
     "public_name",
 ]
 
@@ -154,6 +155,19 @@ def _set_up_sqlite(engine: sa.Engine, read_only: bool) -> None:
 def open_store(where: str | Path = DEFAULT_STORE, *, create: bool = False) -> Store:
     """Open the store at a path or URL for reading; with `create` also for writing, creating it if it is missing."""
     return Store(where, create=create, read_only=not create)
+
+
+@contextmanager
+def opened(store: Store | str | Path) -> Iterator[Store]:
+    """Open the store at a path or URL for the duration of the block; pass an open store through."""
+    if isinstance(store, Store):
+        yield store
+        return
+    own = open_store(store)
+    try:
+        yield own
+    finally:
+        own.close()
 
 
 def in_a_sentence(error: BaseException) -> str:
@@ -874,10 +888,7 @@ class Store:
             for each in self._round_columns()
             if each.name != "run_id" and (columns is None or each.name in columns)
         ]
-        query = sa.select(*wanted).where(tables.rounds.c.run_id == run_id).order_by(tables.rounds.c.round)
-        if limit is not None:
-            query = query.where(tables.rounds.c.round < limit)
-        rows = self._rows(query)
+        rows = self._rows(_rounds_of(run_id, tables.rounds, sa.select(*wanted), limit))
         found: dict[str, Any] = {}
         for column, values in zip(wanted, zip(*rows, strict=True) if rows else [()] * len(wanted), strict=True):
             if column.name == "diagnostics":
@@ -892,11 +903,9 @@ class Store:
     def diagnostics(self, run_id: int, limit: int | None = None) -> dict[int, dict[str, Any]]:
         """Round -> the plain values that the policy and the guard reported, for the rounds in which they did."""
         columns = tables.rounds.c
-        query = sa.select(columns.round, columns.diagnostics).where(columns.run_id == run_id)
-        query = query.where(columns.diagnostics != "{}").order_by(columns.round)
-        if limit is not None:
-            query = query.where(columns.round < limit)
-        return {index: table_from_json(text) for index, text in self._rows(query)}
+        query = sa.select(columns.round, columns.diagnostics).where(columns.diagnostics != "{}")
+        rows = self._rows(_rounds_of(run_id, tables.rounds, query, limit))
+        return {index: table_from_json(text) for index, text in rows}
 
     @_reads
     def mean_seconds(self, run_id: int, first: int, limit: int) -> dict[str, float | None]:
@@ -933,12 +942,11 @@ class Store:
         # Both tables have a train_loss: the mean of the round, and the reports.
         own = [each.label(f"{each.name}_mean") if each.name in _REPORTS else each for each in self._round_columns()]
         chosen = [column for column in selections.c if column.name not in ("run_id", "round")]
-        query = sa.select(*own, *chosen).select_from(rounds).join(selections, shared).where(rounds.c.run_id == run_id)
-        if limit is not None:
-            query = query.where(rounds.c.round < limit)
+        query = sa.select(*own, *chosen).select_from(rounds).join(selections, shared)
+        query = _rounds_of(run_id, rounds, query, limit)
         size = self._num_clients(run_id)
         with self.engine.connect() as connection:
-            for row in connection.execution_options(yield_per=64).execute(query.order_by(rounds.c.round)):
+            for row in connection.execution_options(yield_per=64).execute(query):
                 yield _record(dict(row._mapping), size)
 
     def _round_columns(self) -> list[sa.ColumnElement[Any]]:
@@ -954,9 +962,7 @@ class Store:
         """Yield the choices of the stored rounds in order, many rounds at a time: the fast part of `records`."""
         columns = tables.selections.c
         query = sa.select(columns.clients, columns.weights, columns.completed, columns.available)
-        query = query.where(columns.run_id == run_id).order_by(columns.round)
-        if limit is not None:
-            query = query.where(columns.round < limit)
+        query = _rounds_of(run_id, tables.selections, query, limit)
         size, first = self._num_clients(run_id), 0
         batch = min(max(_BATCH_CELLS // max(size, 1), 1), _BATCH_ROUNDS)
         with self.engine.connect() as connection:
@@ -991,10 +997,7 @@ class Store:
     def selection_counts(self, run_id: int, limit: int | None = None) -> NDArray[np.int64]:
         """(N,) how often each client was chosen."""
         counts = np.zeros(self._num_clients(run_id), np.int64)
-        columns = tables.selections.c
-        query = sa.select(columns.clients).where(columns.run_id == run_id)
-        if limit is not None:
-            query = query.where(columns.round < limit)
+        query = _rounds_of(run_id, tables.selections, sa.select(tables.selections.c.clients), limit)
         with self.engine.connect() as connection:
             for rows in connection.execution_options(yield_per=_BATCH_ROUNDS).execute(query).partitions(_BATCH_ROUNDS):
                 clients = indices_from(b"".join(content for (content,) in rows))
@@ -1044,10 +1047,8 @@ class Store:
     def arrays(self, run_id: int, name: str, limit: int | None = None) -> Iterator[tuple[int, NDArray[Any]]]:
         """(round, array) for every round that stored an array of this name."""
         columns = tables.arrays.c
-        query = sa.select(columns.round, columns.value).where(columns.run_id == run_id, columns.name == name)
-        query = query.order_by(columns.round)
-        if limit is not None:
-            query = query.where(columns.round < limit)
+        query = sa.select(columns.round, columns.value).where(columns.name == name)
+        query = _rounds_of(run_id, tables.arrays, query, limit)
         with self.engine.connect() as connection:
             for row in connection.execution_options(yield_per=64).execute(query):
                 yield row.round, bytes_array(row.value)
@@ -1062,6 +1063,12 @@ class Store:
         state = {name.removeprefix("policy/"): value for name, value in arrays.items() if name.startswith("policy/")}
         # The session keeps its guard's arrays beside the policy's.
         return {name: value for name, value in state.items() if not name.startswith("guard/")}
+
+
+def _rounds_of(run_id: int, table: sa.Table, query: sa.Select[Any], limit: int | None) -> sa.Select[Any]:
+    """Restrict a query to the rows of one run, in order of the rounds; to its first `limit` rounds, if given."""
+    query = query.where(table.c.run_id == run_id).order_by(table.c.round)
+    return query if limit is None else query.where(table.c.round < limit)
 
 
 def _require_range(clients: IntArray, size: int) -> None:

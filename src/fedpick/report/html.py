@@ -24,13 +24,13 @@ import numpy as np
 import fedpick
 from fedpick.core.errors import MissingDependency
 from fedpick.core.writing import refuse_directory, write_atomically
-from fedpick.experiments.store import Experiment, Store
+from fedpick.experiments.store import Experiment, Store, opened
 from fedpick.experiments.toml import toml_text
 from fedpick.report import analysis
 from fedpick.report.analysis import Quantity, Results, RunResults
 from fedpick.report.charts import sections_of
 from fedpick.report.charts.chart import Chart, Section, Style, styles_of
-from fedpick.report.material import Material, opened, read_material
+from fedpick.report.material import Material, read_material
 from fedpick.report.tables import (
     TIME_TITLE,
     Column,

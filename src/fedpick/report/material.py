@@ -9,16 +9,14 @@ those of the first seeds fill the page.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray
-from fedpick.experiments.store import Choices, Experiment, FederationFacts, Store, open_store
+from fedpick.experiments.store import Choices, Experiment, FederationFacts, Store
 from fedpick.report.analysis import PolicyResults, Results, RunResults, load_results
 from fedpick.report.fairness import Fairness, fairness_of
 from fedpick.report.groups import EXCLUDED as EXCLUDED_MASK
@@ -34,7 +32,6 @@ __all__ = [
     "Material",
     "Raster",
     "RunHistory",
-    "opened",
     "population_of",
     "read_material",
 ]
@@ -131,19 +128,6 @@ class Material:
     def grouping(self) -> str:
         """The grouping of the clients, "" if they are not grouped."""
         return next((account.groups.by for account in self.accounts.values()), "")
-
-
-@contextmanager
-def opened(store: Store | str | Path) -> Iterator[Store]:
-    """Open the store at a path or URL for the duration of the block; pass an open store through."""
-    if isinstance(store, Store):
-        yield store
-        return
-    own = open_store(store)
-    try:
-        yield own
-    finally:
-        own.close()
 
 
 def read_material(

@@ -4,13 +4,10 @@ import numpy as np
 import pytest
 
 from fedpick import availability
-from fedpick.availability.statistics import estimation_error_curve
 from fedpick.core.errors import InvalidInput, MissingDependency, UnknownName
-from fedpick.core.types import Clients
 from fedpick.report.figures.availability import (
     _draw_raster,
     draw_availability,
-    draw_estimation_errors,
     example_clients,
     show_availability,
 )
@@ -65,14 +62,3 @@ def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependency, match=r"fedpick\[report\]"):
         draw_availability(trace, clients, 5, tmp_path / "x.png")
-
-
-def test_estimation_errors_are_drawn(tmp_path):
-    curve = estimation_error_curve(
-        availability.get("correlated-population"),
-        Clients(num_examples=np.ones(12)),
-        observations=(10, 30, 100),
-        seeds=(0, 1),
-    )
-    path = draw_estimation_errors(curve, tmp_path / "errors.png")
-    assert path.read_bytes().startswith(b"\x89PNG")

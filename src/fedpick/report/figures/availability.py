@@ -1,4 +1,4 @@
-"""Pictures of availability: raster, rates and autocorrelation of a process, and errors of its estimates."""
+"""Pictures of availability: raster, rates and autocorrelation of a process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from fedpick import availability
 from fedpick.availability.process import Trace
-from fedpick.availability.statistics import EstimationErrors, TraceStatistics, measure_trace
+from fedpick.availability.statistics import TraceStatistics, measure_trace
 from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.types import Clients
@@ -19,10 +19,10 @@ from fedpick.report.figures.canvas import new_figure, picture_format, save_figur
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_availability", "draw_estimation_errors", "example_clients", "show_availability"]
+__all__ = ["draw_availability", "example_clients", "show_availability"]
 
-# Blue, orange and green of Okabe and Ito, which colour-blind readers can tell apart.
-_BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#767676"
+# Blue and orange of Okabe and Ito, which colour-blind readers can tell apart.
+_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#767676"
 _MOST_ROWS = 400
 
 
@@ -91,30 +91,6 @@ def _draw_autocorrelation(axes: Axes, measured: TraceStatistics) -> None:
     else:
         axes.text(0.5, 0.5, "no client ever changes", ha="center", va="center", transform=axes.transAxes, color=_GREY)
     axes.set(xlabel="rounds later", ylabel="correlation with itself")
-
-
-def draw_estimation_errors(errors: EstimationErrors, path: str | Path) -> Path:
-    """Mean absolute error of pi and lambda against the rounds observed (CA-Fed, figure 4a); bars span the seeds."""
-    figure = new_figure(6.2, 4.2)
-    axes = figure.add_subplot()
-    series = (
-        ("λ, correlation", errors.correlation, _ORANGE, "s-"),
-        ("π, frequency", errors.availability, _BLUE, "o-"),
-        ("π, from the estimated chain", errors.stationary, _GREEN, "^--"),
-    )
-    for label, values, colour, style in series:
-        mean = values.mean(axis=0)
-        spread = np.stack([mean - values.min(axis=0), values.max(axis=0) - mean])
-        axes.errorbar(
-            errors.observations, mean, yerr=spread, fmt=style, color=colour, label=label, markersize=4, capsize=2
-        )
-    axes.set(
-        xscale="log", yscale="log", xlabel="rounds observed", ylabel="mean absolute error", title="Estimation errors"
-    )
-    axes.grid(which="both", color="#E4E4E0", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.legend(frameon=False)
-    return save_figure(figure, path, dpi=110)
 
 
 def example_clients(num_clients: int, seed: int = 0, num_labels: int = 10) -> Clients:

@@ -17,11 +17,11 @@ import numpy as np
 
 from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
-from fedpick.experiments.store import Experiment, Store
+from fedpick.experiments.store import Experiment, Store, opened
 from fedpick.report.charts import sections_of
 from fedpick.report.charts.chart import Chart, Style, styles_of, unpacked
 from fedpick.report.figures.canvas import FORMATS, new_figure, require_matplotlib, save_figure
-from fedpick.report.material import AVAILABLE, CHOSEN, EXCLUDED, FAILED, SHUT_OUT, opened, read_material
+from fedpick.report.material import AVAILABLE, CHOSEN, EXCLUDED, FAILED, SHUT_OUT, read_material
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
