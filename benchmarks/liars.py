@@ -23,7 +23,7 @@ from scipy import stats
 
 from fedpick import Session, data, policies
 from fedpick.data.types import Federation
-from fedpick.sim import Attacks, LocalTraining, Simulator, simulate
+from fedpick.sim import Attacks, LocalTraining, ServerStep, Simulator, simulate
 
 __all__ = ["CONDITIONS", "POLICIES", "main", "one_run", "tables"]
 
@@ -40,15 +40,30 @@ LOCAL = {
 CONDITIONS: tuple[dict[str, Any], ...] = (
     {"attack": None, "share": 0.2, "guard": "off"},
     {"attack": None, "share": 0.2, "guard": "strict"},
-    {"attack": "inflate-flip", "share": 0.2, "guard": "strict"},
-    {"attack": "inflate", "share": 0.2, "guard": "strict"},
-    {"attack": "inflate-flip", "share": 0.3, "guard": "strict"},
-    {"attack": "inflate", "share": 0.3, "guard": "strict"},
-    {"attack": "inflate-flip", "share": 0.1, "guard": "strict"},
-    {"attack": "inflate", "share": 0.1, "guard": "strict"},
-    {"attack": "inflate-flip", "share": 0.2, "guard": "off"},
-    {"attack": "inflate", "share": 0.2, "guard": "off"},
+    *(
+        {"attack": attack, "share": share, "guard": "strict"}
+        for share in (0.2, 0.3, 0.1)
+        for attack in ("inflate-flip", "inflate")
+    ),
+    *({"attack": attack, "share": 0.2, "guard": "off"} for attack in ("inflate-flip", "inflate")),
 )
+"""What is measured for every policy, and more of it on the digits."""
+MORE: tuple[dict[str, Any], ...] = (
+    *({"attack": "inflate-drop", "share": 0.2, "guard": guard} for guard in ("strict", "off")),
+    *(
+        {"attack": attack, "share": share, "guard": "off"}
+        for share in (0.3, 0.1)
+        for attack in ("inflate-flip", "inflate")
+    ),
+)
+ROBUST_POLICIES = ("uniform", "pow-d", "herd")
+RULES = ("mean", "trimmed-mean", "multi-krum", "geometric-median")
+ROBUST: tuple[dict[str, Any], ...] = tuple(
+    {"attack": attack, "share": 0.2, "guard": "strict", "aggregation": rule}
+    for rule in RULES
+    for attack in (None, "flip")
+)
+"""Flipped updates with true losses, and what the rules cost without an attack."""
 _FILE = Path(__file__).parents[1] / "docs" / "results" / "liars.jsonl"
 _LAST = 10
 _HARD = 0.2
@@ -70,6 +85,7 @@ def one_run(
         "mlp",
         local=LOCAL[name],
         attacks=None if kind is None else Attacks(kind=kind, share=condition["share"]),
+        server=ServerStep(aggregation=condition.get("aggregation", "mean")),
         losses_on="validation",
         seed=seed,
     )
@@ -100,7 +116,8 @@ def one_run(
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("data", "policy", "seed", "attack", "share", "guard"))
+    names = ("data", "policy", "seed", "attack", "share", "guard")
+    return (*(row[name] for name in names), row.get("aggregation", "mean"))
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
@@ -110,18 +127,23 @@ def _rows(file: Path) -> list[dict[str, Any]]:
 def run(file: Path, name: str, seeds: int) -> None:
     """Compute what the file lacks, condition by condition."""
     done = {_key(row) for row in _rows(file)}
-    for condition in CONDITIONS:
+    wanted = [(condition, POLICIES[name]) for condition in CONDITIONS]
+    if name == "digits":
+        wanted += [(condition, POLICIES[name]) for condition in MORE]
+        wanted += [(condition, ROBUST_POLICIES) for condition in ROBUST]
+    for condition, chosen in wanted:
         for seed in range(seeds):
-            for policy in POLICIES[name]:
-                if _key({"data": name, "policy": policy, "seed": seed, **condition}) not in done:
+            for policy in chosen:
+                if (key := _key({"data": name, "policy": policy, "seed": seed, **condition})) not in done:
+                    done.add(key)
                     row = one_run(policy, condition, seed, name)
                     with file.open("a") as out:
                         out.write(json.dumps(row) + "\n")
 
 
 def _some(rows: list[dict[str, Any]], policy: str, **condition: Any) -> list[dict[str, Any]]:
-    wanted = {"policy": policy, **condition}
-    return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+    wanted = {"policy": policy, "aggregation": "mean", **condition}
+    return [row for row in rows if all({"aggregation": "mean", **row}[key] == wanted[key] for key in wanted)]
 
 
 def _mean(rows: list[dict[str, Any]], name: str) -> float:
@@ -162,23 +184,53 @@ def tables(rows: list[dict[str, Any]], name: str = "digits") -> Iterator[str]:
             f"| {policy} | {100 * _mean(base, 'accuracy'):.1f} | {_paired(strict, base)} | "
             f"x {_hard_share(strict, base):.2f} | {100 * _mean(strict, 'false_alarms'):.1f} | {len(strict)} |"
         )
-    for attack in ("inflate", "inflate-flip"):
-        yield ""
-        yield f"`{attack}`:"
-        yield ""
-        yield "| policy | no guard, 20 % | strict, 10 % | strict, 20 % | strict, 30 % | false alarms % (20 %) | seeds |"
-        yield "|---|---|---|---|---|---|---|"
-        for policy in POLICIES[name]:
-            base = _some(rows, policy, attack=None, guard="off")
-            cells, counts = [], []
-            for guard, share in (("off", 0.2), ("strict", 0.1), ("strict", 0.2), ("strict", 0.3)):
-                these = _some(rows, policy, attack=attack, guard=guard, share=share)
-                counts.append(len(these))
-                value = f"x {_mean(these, 'captured') / share:.2f}, {_paired(these, base)}"
-                cells.append(value if these else "not run")
-            alarms = _some(rows, policy, attack=attack, guard="strict", share=0.2)
-            told = f"{100 * _mean(alarms, 'false_alarms'):.1f}" if alarms else "not run"
-            yield f"| {policy} | {' | '.join(cells)} | {told} | {', '.join(map(str, counts))} |"
+    for attack in ("inflate", "inflate-flip", "inflate-drop"):
+        shares = (0.1, 0.2, 0.3) if attack != "inflate-drop" else (0.2,)
+        for guard in ("off", "strict"):
+            if any(row["attack"] == attack and row["guard"] == guard for row in rows):
+                yield from _attack_table(rows, name, attack, guard, shares)
+    if any(row["attack"] == "flip" for row in rows):
+        yield from _robust_table(rows)
+
+
+def _attack_table(
+    rows: list[dict[str, Any]], name: str, attack: str, guard: str, shares: tuple[float, ...]
+) -> Iterator[str]:
+    """Places of liars over their fair share, and points of accuracy, for every share of liars."""
+    yield ""
+    yield f"`{attack}`, guard {guard}:"
+    yield ""
+    yield f"| policy | {' | '.join(f'{100 * share:.0f} %' for share in shares)} | false alarms % (20 %) | seeds |"
+    yield "|---|" + "---|" * (len(shares) + 2)
+    for policy in POLICIES[name]:
+        base = _some(rows, policy, attack=None, guard="off")
+        found = {share: _some(rows, policy, attack=attack, guard=guard, share=share) for share in shares}
+        cells = [
+            f"x {_mean(these, 'captured') / share:.2f}, {_paired(these, base)}" if these else "not run"
+            for share, these in found.items()
+        ]
+        counts = sorted({len(these) for these in found.values()})
+        alarms = f"{100 * _mean(found[0.2], 'false_alarms'):.1f}"
+        yield f"| {policy} | {' | '.join(cells)} | {alarms} | {', '.join(map(str, counts))} |"
+
+
+def _robust_table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Points of accuracy of every rule of the server step, without an attack and with flipped updates."""
+    yield ""
+    yield "`flip`, 20 %, guard strict:"
+    yield ""
+    yield f"| policy | {' | '.join(f'{rule}: honest, flip' for rule in RULES)} |"
+    yield "|---|" + "---|" * len(RULES)
+    for policy in ROBUST_POLICIES:
+        base = _some(rows, policy, attack=None, guard="off")
+        cells = [
+            ", ".join(
+                _paired(_some(rows, policy, attack=attack, guard="strict", aggregation=rule), base)
+                for attack in (None, "flip")
+            )
+            for rule in RULES
+        ]
+        yield f"| {policy} | {' | '.join(cells)} |"
 
 
 _SYBILS: tuple[tuple[str, dict[str, Any]], ...] = (

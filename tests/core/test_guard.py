@@ -59,12 +59,14 @@ def test_the_limit_equals_the_reference(seed):
     row = rng.normal(scale=rng.choice([0.01, 1.0, 5.0]), size=rng.integers(1, 60)).astype(np.float32)
     row[rng.random(len(row)) < 0.3] = np.nan
     expected = limit_reference(row.astype(float).tolist(), 8.0)
-    assert guard._limit_of(row, 8.0) == pytest.approx(expected)
+    trusted = np.ones(len(row), np.float32)
+    assert guard._usual(row, trusted).limit(8.0) == pytest.approx(expected)
 
 
 def test_the_limit_of_many_clients_comes_from_a_sample():
     row = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
-    assert guard._limit_of(row, 8.0) == pytest.approx(limit_reference(row.astype(float).tolist(), 8.0), rel=0.1)
+    limit = guard._usual(row, np.ones(len(row), np.float32)).limit(8.0)
+    assert limit == pytest.approx(limit_reference(row.astype(float).tolist(), 8.0), rel=0.1)
 
 
 POLICIES = ["pow-d", "cpow-d", "rpow-d", "adapow-d", "afl", "fedcor"]
@@ -107,17 +109,51 @@ def test_one_number_is_cut_to_the_limit_and_said():
     assert session.ask(budget=5, measure=lambda probe: told(1, probe.clients)).diagnostics["distrusted"] == [7]
 
 
-def test_a_probe_that_contradicts_the_training_report_costs_credibility():
-    session = Session(fedpick.policies.get("pow-d", num_candidates="all"), clients_of(), guard="strict")
+@pytest.mark.parametrize(("which", "left"), [("mild", 0.16), ("strict", 0.4)])
+def test_a_probe_that_jumps_or_contradicts_the_training_report_costs_credibility(which, left):
+    session = Session(fedpick.policies.get("pow-d", num_candidates="all"), clients_of(), guard=which)
     for index in range(4):
         selection = session.ask(budget=20, measure=lambda probe, now=index: truth(now, probe.clients))
         session.tell(outcome_of(session, selection, truth))
     liar = int(np.argmin(truth(4, np.arange(COUNT))))
     told = lie([liar], 30.0)  # within the wide limit of levels
     selection = session.ask(budget=5, measure=lambda probe: told(4, probe.clients))
-    assert liar in selection.clients
+    assert (liar in selection.clients) == (which == "mild")  # the strict guard refuses the jump
     session.tell(outcome_of(session, selection, truth))
-    assert session.credibility[liar] < 0.5
+    assert session.credibility[liar] == pytest.approx(left * (1 if which == "mild" else 1.01))
+
+
+def federation(told, latest, credibility):
+    """The strict guard's state of ten clients that told these losses, and the answers of a probe of all of them."""
+    rows = np.full((6, 10), np.nan, np.float32)
+    rows[guard.LOSS] = np.log(latest)
+    state = guard.GuardState(
+        credibility=np.array(credibility, np.float32),
+        latest=rows,
+        status=np.full(10, 2, np.int8),
+        places=None,
+        fair=None,
+    )
+    return state.answered(Guard(exclude=True), np.arange(10), np.array(told, float), trial=True)[0]
+
+
+def test_doubted_clients_do_not_widen_the_limit():
+    """Four liars of ten: their spread would let the fifth lie pass."""
+    spread = np.array([0.8, 0.9, 1.0, 1.1, 1.2, 100, 100, 100, 100, 100])
+    seen = federation(spread, spread, [1.0] * 6 + [0.4] * 4)
+    assert np.isnan(seen[5:]).all()
+    np.testing.assert_allclose(seen[:5], spread[:5])
+    assert federation(spread, spread, [1.0] * 10)[5] == 100.0  # nobody is found yet
+    shifted = federation(spread, spread, [1.0] * 3 + [0.4] * 7)  # most are doubted: all vote, and the doubt ends
+    assert not np.isnan(shifted).any()
+
+
+def test_no_report_of_a_client_on_probation_wins_a_place():
+    spread = np.array([0.1, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 9.0])
+    seen = federation(spread, spread, [1.0] * 9 + [0.5])
+    assert seen[9] == pytest.approx(1.0)  # the median of the others
+    np.testing.assert_allclose(seen[:9], spread[:9])
+    np.testing.assert_allclose(federation(spread, spread, [1.0] * 9 + [0.55]), spread)  # after one good round
 
 
 def test_honest_hard_clients_keep_their_places():

@@ -123,7 +123,9 @@ _SAMPLE = 4096
 _KEPT, _REGAINED, _RETURN = 0.4, 0.1, 1.01
 """What a doubtful answer leaves of the credibility, the share of the rest that a good one gives back, and the factor
 per round for a client that is kept out: the second time it stays away four times as long."""
-_TRUSTED = 0.5
+_TRUSTED, _HEARD = 0.5, 0.54
+"""Clients below are kept out by the strict guard; clients below are on probation. One good round leads from 0.5 to
+0.55."""
 _LEAST_SIZES = 5
 _LEAST_SIZE_SPREAD = 0.4
 _SHOWN = 100
@@ -187,7 +189,8 @@ class Guard:
         if self.most_size is None or len(positive) < _LEAST_SIZES:
             return clients, 0
         logs = np.log(positive)
-        most = math.exp(min(_limit(logs, self.most_size, _LEAST_SIZE_SPREAD), 700.0))
+        middle, spread = _middle(logs, _LEAST_SIZE_SPREAD)
+        most = math.exp(min(middle + self.most_size * spread, 700.0))
         large = sizes > most * (1 + 1e-12)
         if not large.any():
             return clients, 0
@@ -286,16 +289,18 @@ class GuardState:
         latest = self.latest.copy()
         jump = logs - latest[LOSS].take(clients)
         _put(latest[LOSS], clients, logs)
-        limit = _limit_of(latest[LOSS], _WIDE)
-        cut_values, count = _cut(values, _cut_at(latest[LOSS], limit, guard.exclude))
+        usual = _usual(latest[LOSS], self.credibility)
+        limit = usual.limit(_WIDE)
+        most = self._most(latest[LOSS], clients, usual, limit) if guard.exclude else limit
+        cut_values, count = _cut(values, most)
         doubtful = logs > limit
         state = self
         if not trial:
             _put(latest[JUMP], clients, jump)
-            doubtful |= jump > _limit_of(latest[JUMP], _NARROW)
+            doubtful |= jump > _usual(latest[JUMP], self.credibility).limit(_NARROW)
             credibility = _judged(self.credibility, clients, doubtful, regain=None)
             state = replace(self, latest=latest, credibility=credibility)
-        if guard.exclude:
+        if guard.exclude and doubtful.any():
             cut_values = np.where(doubtful, np.nan, cut_values)
         return cut_values, state, count
 
@@ -307,17 +312,19 @@ class GuardState:
         logs = {LOSS: _logs(told), TRAIN_LOSS: _logs(outcome.train_loss), NORM: _logs(outcome.update_norm)}
         loss = logs[LOSS]
         if probed is not None:
-            loss = np.where(np.isnan(loss) & probed[chosen], latest[LOSS, chosen], loss)
+            loss = np.where(probed[chosen], np.fmax(loss, latest[LOSS, chosen]), loss)
         logs[EXCESS] = logs[TRAIN_LOSS] - 2 * logs[NORM]
         logs[DISAGREEMENT] = loss - logs[TRAIN_LOSS]
         logs[JUMP] = logs[LOSS] - latest[LOSS, chosen]
         doubtful = np.zeros(len(chosen), dtype=bool)
-        limits: dict[int, float] = {}  # at which levels are cut
+        limits: dict[int, float | FloatArray] = {}  # at which levels are cut
         for row, values in logs.items():
             if _put(latest[row], chosen, values):
-                limit = _limit_of(latest[row], _WIDE if row <= NORM else _NARROW)
+                usual = _usual(latest[row], self.credibility)
+                limit = usual.limit(_WIDE if row <= NORM else _NARROW)
                 doubtful |= values > limit
-                limits[row] = _cut_at(latest[row], limit, guard.exclude and row != NORM)
+                careful = guard.exclude and row in (LOSS, TRAIN_LOSS)
+                limits[row] = self._most(latest[row], chosen, usual, limit) if careful else limit
         cut: dict[str, Any] = {}
         count = 0
         for name, row in (("loss", LOSS), ("loss_rms", LOSS), ("train_loss", TRAIN_LOSS), ("update_norm", NORM)):
@@ -345,6 +352,17 @@ class GuardState:
             state = replace(state, status=status)
         return _with_reports(outcome, cut), state, count
 
+    def _most(self, row: NDArray[np.float32], clients: IntArray, usual: _Usual, limit: float) -> float | FloatArray:
+        """Where the strict guard cuts a loss: at the limit; where no report may win a place, at the median.
+
+        That is on probation, and for all clients until enough of them are known: the first known clients are those that
+        a policy prefers, so liars may be most of them.
+        """
+        if len(row) - np.count_nonzero(np.isnan(row)) < min(_ENOUGH_KNOWN, len(row) // 2):
+            return usual.middle
+        heard = self.credibility[clients] >= _HEARD
+        return limit if heard.all() else np.where(heard, limit, usual.middle)
+
     def served(self, available: BoolArray, chosen: IntArray) -> GuardState:
         """Count the places of a round, where they are bounded."""
         if self.places is None or self.fair is None:
@@ -365,9 +383,10 @@ def limit_reference(values: Sequence[float], c: float, least_spread: float = _LE
     return middle + c * max(1.4826 * statistics.median(abs(value - middle) for value in known), least_spread)
 
 
-def _limit(values: NDArray[Any], c: float, least_spread: float = _LEAST_SPREAD) -> float:
+def _middle(values: NDArray[Any], least_spread: float = _LEAST_SPREAD) -> tuple[float, float]:
+    """The median and the spread of finite values."""
     middle = _median(values)
-    return middle + c * max(1.4826 * _median(np.abs(values - middle)), least_spread)
+    return middle, max(1.4826 * _median(np.abs(values - middle)), least_spread)
 
 
 def _median(values: NDArray[Any]) -> float:
@@ -376,23 +395,34 @@ def _median(values: NDArray[Any]) -> float:
     return float(ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2
 
 
-def _limit_of(row: NDArray[np.float32], c: float) -> float:
-    """The limit of a row of `latest`, from a sample if many clients are known."""
-    sample = row[:: max(1, len(row) // _SAMPLE)]
-    known = sample[~np.isnan(sample)]
-    if len(known) < _SAMPLE // 4 and len(sample) < len(row):  # few are known: take all of them
-        known = row[~np.isnan(row)]
-    return _limit(known.astype(np.float64), c) if len(known) >= _LEAST_KNOWN else math.inf
+class _Usual(NamedTuple):
+    """What a row of `latest` usually is."""
+
+    middle: float
+    spread: float
+
+    def limit(self, c: float) -> float:
+        """Above it a value is suspicious."""
+        return self.middle + c * self.spread
 
 
-def _cut_at(row: NDArray[np.float32], limit: float, careful: bool) -> float:
-    """Where a level of the row is cut: at its limit; with `careful`, at the median until enough clients are known.
+def _usual(row: NDArray[np.float32], credibility: NDArray[np.float32]) -> _Usual:
+    """The median and the spread of a row, from a sample of the clients if they are many.
 
-    The first known clients are those that a policy prefers, so liars may be most of them. Until then no report wins.
+    Clients on probation do not vote, unless they are most of the known ones.
     """
-    if careful and len(row) - np.count_nonzero(np.isnan(row)) < min(_ENOUGH_KNOWN, len(row) // 2):
-        return float(np.median(row[~np.isnan(row)]))
-    return limit
+    step = max(1, len(row) // _SAMPLE)
+    known = step * np.flatnonzero(~np.isnan(row[::step]))
+    if step > 1 and len(known) < _SAMPLE // 4:  # few are known: take all of them
+        known = np.flatnonzero(~np.isnan(row))
+    voters = known[credibility[known] >= _HEARD]
+    if 2 * len(voters) < len(known):
+        voters = known
+    values = row[voters].astype(np.float64)
+    if len(values) == 0:
+        return _Usual(math.inf, math.inf)
+    middle, spread = _middle(values)
+    return _Usual(middle, spread if len(values) >= _LEAST_KNOWN else math.inf)
 
 
 def _put(row: NDArray[np.float32], clients: IntArray, values: NDArray[np.float32]) -> bool:
@@ -413,9 +443,10 @@ def _logs(values: FloatArray) -> NDArray[np.float32]:
     return logs
 
 
-def _cut(values: FloatArray, limit: float) -> tuple[FloatArray, int]:
+def _cut(values: FloatArray, limit: float | FloatArray) -> tuple[FloatArray, int]:
     """Cut the size of values at exp(limit), whatever their sign: -> (values, how many were cut)."""
-    most = math.exp(limit) if limit < 700 else math.inf
+    with np.errstate(over="ignore"):
+        most = np.exp(limit)
     large = np.abs(values) > most  # False for NaN
     count = int(np.count_nonzero(large))
     return (np.clip(values, -most, most), count) if count else (values, 0)

@@ -192,7 +192,7 @@ class Session:
                 if guard is not None and self.guard.cut and probe.signal is Signal.LOSS and len(probe.clients):
                     trial = probe.trial is not None
                     values, guard, count = guard.answered(self.guard, probe.clients, answer.values, trial)
-                    if count:
+                    if values is not answer.values:
                         answer, cut = Measurement(clients=probe.clients, values=values), cut + count
                     if not trial:
                         probed = np.zeros(len(self.clients), dtype=bool) if probed is None else probed
