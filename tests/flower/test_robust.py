@@ -14,9 +14,10 @@ from fedpick.core.record import Callback
 from fedpick.flower import legacy, with_policy
 from fedpick.sim.robust import clip_norms
 from tests.flower import test_legacy as older
-from tests.flower.fake_grid import UNIFORM, alter, federation, node_of, start, with_arrays, with_targets
+from tests.flower.fake_grid import UNIFORM, alter, federation, node_of, start, with_arrays, with_metric, with_targets
 
 EQUAL = fedpick.policies.get("uniform", weighting="equal")
+RECENT = fedpick.policies.get("rpow-d")
 
 
 def test_the_norm_is_that_of_the_floats():
@@ -94,7 +95,8 @@ class Norms(Callback):
 
 
 @pytest.mark.parametrize(
-    ("policy", "guard", "known"), [("rpow-d", "mild", True), ("rpow-d", "off", False), ("uniform", "mild", False)]
+    ("policy", "guard", "known"),
+    [("rpow-d", "mild", True), ("rpow-d", "off", False), ("uniform", "mild", False), ("uniform", "strict", True)],
 )
 def test_the_guard_gets_the_norms_that_it_compares(policy, guard, known):
     norms = Norms()
@@ -113,3 +115,39 @@ def test_a_loss_that_moved_the_model_like_a_small_one_is_not_believed():
     start(strategy, grid, rounds=12)
     assert strategy.session.credibility[3] < 0.5 <= np.delete(strategy.session.credibility, 3).min()
     assert [row.identity for row in strategy.standings if row.status == "distrusted"] == ["partition:3"]
+
+
+@pytest.mark.parametrize("api", ["message", "older"])
+def test_an_update_in_doubt_does_not_enter_the_model(api, caplog):
+    """The strict guard refuses it before the strategy aggregates; the mild one only lowers the credibility."""
+    models = {}
+    for guard in ("mild", "strict"):
+        seen = Completed()
+        if api == "message":
+            grid = with_targets(8)
+            for node in grid.nodes.values():
+                alter(node, "train", with_arrays(w=Array(np.full(3, -1.0 if node.partition == 3 else 1.0))))
+                alter(node, "train", with_metric("train_loss", 1e4 if node.partition == 3 else 1.0))
+            strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), RECENT, guard=guard, record=seen)
+            models[guard] = start(strategy, grid, rounds=1).arrays["w"].numpy()
+        else:
+            members = older.clients(8)
+            for member in members:
+                member.result = [np.full(3, -1.0 if member.number == 3 else 1.0)]
+                member.metrics = {"train_loss": 1e4 if member.number == 3 else 1.0}
+            strategy = legacy.with_policy(older.fedavg(), RECENT, guard=guard, record=seen)
+            models[guard] = older.start(strategy, members, rounds=1)[0]
+            strategy._driver.flush()
+        assert strategy.session.credibility[3] < 0.5
+        assert seen.refused == [[] if guard == "mild" else [3]]
+        assert ("partition:3 are in doubt" in caplog.text) == (guard == "strict")
+    assert (models["mild"] < 1).all()
+    np.testing.assert_allclose(models["strict"], 1.0)
+
+
+class Completed(Callback):
+    def __init__(self) -> None:
+        self.refused: list = []
+
+    def on_round(self, record):
+        self.refused.append(record.outcome.clients[~record.outcome.completed].tolist())

@@ -5,7 +5,8 @@ An adapter sends the messages of its framework and passes the replies to the `Dr
 1. `Members.wait_until_ready` says which clients are ready (`members`);
 2. `choose` asks the policy for the cohort; its probes are answered through the adapter's `Questions`;
 3. the adapter trains the cohort, and puts each reply into the model's form (`arrays.in_form_of`);
-4. `weigh` computes the weights of the usable replies; the framework's strategy, or `aggregate`, applies them;
+4. `reports` collects what the clients told, and leaves out the updates that the strict guard refuses; `weigh` computes
+   the weights of the others; the framework's strategy, or `aggregate`, applies them;
 5. `tell` commits the round.
 """
 
@@ -103,7 +104,8 @@ class Driver:
         if settings.path is not None:
             self._resume(settings.path)
         # The guard compares losses with the norms of updates, which are the server's own measurement.
-        self._compares = guard_of(settings.guard).cut and bool(policy.needs & _COMPARED)
+        guard = guard_of(settings.guard) if self.session is None else self.session.guard
+        self._compares = guard.exclude or (guard.cut and bool(policy.needs & _COMPARED))
         self._audit = None if settings.audit is None else open_log(settings.audit, settings.log)
         if self._audit is not None:
             self._audit.write(
@@ -268,9 +270,12 @@ class Driver:
         self._counters = self._counters.plus(self._model_bytes, **numbers)
 
     def reports(
-        self, metrics: Sequence[Mapping[str, Any]], model: Arrays, trained: Sequence[Arrays | None]
+        self, metrics: Sequence[Mapping[str, Any]], model: Arrays, trained: list[Any]
     ) -> dict[str, NDArray[np.float64]]:
-        """Outcome field -> (k,) what the clients reported, and what the server computes of their updates."""
+        """Outcome field -> (k,) what the clients reported, and what the server computes of their updates.
+
+        An update that the strict guard refuses, because the reports are in doubt, becomes None in `trained`.
+        """
         reports = {
             name: np.array([number(found.get(key)) for found in metrics], dtype=np.float64)
             for name, key in self.settings.reports.items()
@@ -283,7 +288,20 @@ class Driver:
             part = head(model, self.settings.buffers) if how == "head" else model
             updates = (None if new is None else difference(new, part) for new in trained)
             reports["sketch"] = sketches(updates, how, self.settings.seed, self.settings.log)
+        self._refuse(trained, reports)
         return reports
+
+    def _refuse(self, trained: list[Any], reports: Mapping[str, NDArray[Any]]) -> None:
+        """Leave out the updates of answers in doubt. Nothing is committed: `tell` judges the same reports again."""
+        if self.session is None or self.selection is None or not self.session.guard.exclude:
+            return
+        chosen = self.selection.clients
+        completed = np.array([new is not None for new in trained], dtype=bool)
+        outcome = Outcome(index=self.round, clients=chosen, completed=completed, **reports)
+        for place in np.flatnonzero(completed & ~self.session.judge(outcome).completed).tolist():
+            trained[place] = None
+            name = self.roster.keys[int(chosen[place])]
+            self.settings.log.warning("The reports of %s are in doubt: its update does not enter the model.", name)
 
     def weigh(
         self, selection: Selection, model: Arrays, trained: list[Any], wrong: dict[int, str]
