@@ -264,6 +264,38 @@ def test_a_bound_on_places_is_kept():
     assert places.sum() == 500
 
 
+def test_a_bound_on_places_holds_for_groups_and_is_resumed_and_grown(tmp_path):
+    """Twenty clients of one owner take turns: none has too many places, the group has all of them."""
+
+    def table(count, grouped=True):
+        group = np.where(np.arange(count) < 20, 7, np.arange(count) % 5) if grouped else None
+        return Clients(num_examples=np.full(count, 10.0), group=group)
+
+    def turns(round, clients):
+        return np.where(clients < 20, 2.0 + 0.01 * ((clients + 5 * round) % 20), 1.0)
+
+    places = {}
+    for grouped in (False, True):
+        policy = fedpick.policies.get("pow-d", num_candidates="all")
+        session = Session(policy, table(100, grouped), guard=Guard(most_places=3.0), seed=0)
+        places[grouped] = run(session, 60, turns)
+    assert places[False][:20].sum() == 300
+    assert 180 < places[True][:20].sum() < 220  # 60 would be fair; the bound is 180 and what chance allows
+    assert places[True].sum() == 300
+    session.save(tmp_path)
+    resumed = Session.load(tmp_path)
+    np.testing.assert_array_equal(resumed.clients.group, table(100).group)
+    for each in (session, resumed):
+        each.grow(table(120))
+    np.testing.assert_array_equal(run(session, 10, turns), run(resumed, 10, turns))
+
+
+@pytest.mark.parametrize("bad", [[0.5] * 3, [0, 1], [-1, 0, 1], [0, 1, 2**40]])
+def test_groups_are_small_whole_numbers(bad):
+    with pytest.raises(InvalidInput, match="group"):
+        Clients(num_examples=np.ones(3), group=np.array(bad))
+
+
 @pytest.mark.parametrize("which", ["mild", "strict", Guard(most_places=3.0)])
 def test_the_guard_is_saved_grown_and_resumed(which, tmp_path):
     def fresh():

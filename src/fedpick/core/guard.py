@@ -140,8 +140,9 @@ class Guard:
         exclude: do not offer clients whose credibility is below 1/2, unless the budget needs them.
         newcomers: clients that came after the first round and were never chosen get, together, at most their fair share
             of the places. (A fresh identity is cheap.)
-        most_places: no client is offered that had more than this many times its fair share of the latest places; None:
-            no bound. For policies that listen to reports.
+        most_places: no client is offered that had more than this many times its fair share of the latest places, and
+            none of a group (`Clients.group`) that together had more than this many times its own; None: no bound. For
+            policies that listen to reports.
         most_size: a client's number of examples counts at most exp(most_size * spread) times the median, where the
             spread is that of the logarithms, at least 0.4; None: no bound.
     """
@@ -241,11 +242,17 @@ class GuardState:
     """(N,) the places that the clients would have had if all available ones were chosen equally often, likewise."""
 
     def offer(
-        self, guard: Guard, available: BoolArray, wanted: int, first: bool, rng: np.random.Generator | None
+        self,
+        guard: Guard,
+        available: BoolArray,
+        wanted: int,
+        first: bool,
+        rng: np.random.Generator | None,
+        group: IntArray | None = None,
     ) -> Offer:
-        """Leave out clients of low credibility, newcomers beyond their share and clients with too many places.
+        """Leave out clients of low credibility, newcomers beyond their share, clients and groups with too many places.
 
-        `rng` rounds the share of newcomers; None: they are not bounded.
+        `rng` rounds the share of newcomers; None: they are not bounded. `group` is that of the clients' table.
         """
         offered = available
         notes: dict[str, Any] = {}
@@ -253,7 +260,10 @@ class GuardState:
         if guard.exclude and low.any():
             offered = self._without(available, low, wanted)
         if guard.most_places is not None and self.places is not None and self.fair is not None:
-            served = self.places > guard.most_places * self.fair + 3 * np.sqrt(self.fair) + 1
+            served = _too_many(self.places, self.fair, guard.most_places)
+            if group is not None:
+                places, fair = (np.bincount(group, weights=each) for each in (self.places, self.fair))
+                served = served | _too_many(places, fair, guard.most_places)[group]
             offered = self._without(offered, served, wanted)
         status = self.status
         if rng is not None:
@@ -466,6 +476,11 @@ def _judged(
     changed = credibility.copy()
     changed[clients] = new
     return changed
+
+
+def _too_many(places: NDArray[Any], fair: NDArray[Any], most: float) -> BoolArray:
+    """Whether places exceed `most` times the fair number by more than chance."""
+    return np.asarray(places > most * fair + 3 * np.sqrt(fair) + 1)
 
 
 def _fair_share(offered: BoolArray, newcomer: BoolArray, wanted: int, rng: np.random.Generator) -> BoolArray:

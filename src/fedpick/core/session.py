@@ -55,6 +55,7 @@ class _Pending(NamedTuple):
     guard: GuardState | None
     """The guard's."""
     available: BoolArray
+    """(N,) the clients that can be reached, whether the guard offered them or not."""
     probed: BoolArray | None
     """(N,) the clients that told their loss in this round; None without such a probe."""
     judged: _Judged | None = None
@@ -169,14 +170,16 @@ class Session:
             available=mask,
             clients=self.clients,
         )
-        guard, notes = self._guard, dict[str, Any]()
-        if not context.available.any():
+        guard, notes, there = self._guard, dict[str, Any](), context.available
+        if not there.any():
             notes["nobody_available"] = True
         if self._sizes_cut:
             notes["sizes_cut"] = self._sizes_cut
         if guard is not None:
             random = stream(self.seed, self.round, Purpose.GUARD) if self.guard.newcomers else None
-            offer = guard.offer(self.guard, context.available, context.budget, self.round == 0, random)
+            offer = guard.offer(
+                self.guard, context.available, context.budget, self.round == 0, random, self.clients.group
+            )
             guard, notes = offer.state, {**notes, **offer.notes}
             if offer.available is not context.available:
                 context = replace(context, available=offer.available)
@@ -208,7 +211,7 @@ class Session:
             selection = replace(selection, diagnostics={**selection.diagnostics, **notes})
         if self._sizes_cut and selection.weights is None:
             selection = replace(selection, weights=_by_size(self.clients, selection.clients))
-        self._pending = _Pending(selection, state, guard, context.available, probed)
+        self._pending = _Pending(selection, state, guard, there, probed)
         return selection
 
     def _answer(self, probe: Probe, context: RoundContext, measure: Measure | None) -> tuple[Measurement, int]:

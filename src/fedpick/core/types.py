@@ -24,6 +24,7 @@ __all__ = ["Clients", "Measurement", "Outcome", "Probe", "RoundContext", "Select
 
 _ABSENT: Any = None
 """Default of a field that `__post_init__` fills with an array."""
+_MOST_GROUPS = 1_000_000
 
 
 def as_floats(values: ArrayLike, name: str) -> FloatArray:
@@ -90,6 +91,8 @@ class Clients:
     """(N,) true probability of being available, if an oracle knows it."""
     correlation: FloatArray | None = None
     """(N,) true lag-one correlation of availability, if an oracle knows it."""
+    group: IntArray | None = None
+    """(N,) the number of the client's group, such as its region or owner, from 0; see `Guard.most_places`."""
 
     def __post_init__(self) -> None:
         sizes = _floats(self.num_examples, "Clients.num_examples", (None,))
@@ -113,6 +116,11 @@ class Clients:
                 assign(self, **{name: array})
         if self.label_histogram is not None and self.label_histogram.size and self.label_histogram.min() < 0:
             raise InvalidInput("Clients.label_histogram must be at least 0.")
+        if self.group is not None:
+            group = _shaped(np.asarray(self.group), "Clients.group", (count,))
+            if not np.issubdtype(group.dtype, np.integer) or group.min() < 0 or group.max() >= _MOST_GROUPS:
+                raise InvalidInput(f"Clients.group must be whole numbers from 0 to {_MOST_GROUPS - 1:,}.")
+            assign(self, group=read_only(group.astype(np.int64, copy=False)))
 
     def _checked_importance(self, sizes: FloatArray) -> FloatArray:
         if self.importance is None:

@@ -34,7 +34,7 @@ def grown_table(simulator: Simulator, round: int) -> Clients:
     rows = _client_of(simulator.lying, round)
     given: dict[str, Any] = {
         name: None if (values := getattr(clients, name)) is None else values[rows]
-        for name in ("num_examples", "label_histogram", "features", "availability", "correlation")
+        for name in ("num_examples", "label_histogram", "features", "availability", "correlation", "group")
     }
     return Clients(**given, importance=clients.importance[rows] / clients.importance[rows].sum())
 
