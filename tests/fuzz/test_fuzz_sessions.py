@@ -1,6 +1,6 @@
 """Sessions: random policies, masks, reports, outcomes, growth, and a save and load in between."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -32,7 +32,8 @@ def session_case(tmp_path):
         federation = FakeFederation(num_clients=int(rng.integers(1, 12)), seed=int(rng.integers(100)))
         policy, seed = odd_policy(rng), int(rng.integers(100))
         guard = ("off", "mild", "strict", Guard(most_places=1.5, newcomers=True))[seed % 4]
-        session = Session(policy, federation.clients(), seed=seed, guard=guard)
+        clients = replace(federation.clients(), group=rng.integers(3, size=len(federation.clients())))
+        session = Session(policy, clients, seed=seed, guard=guard)
         for index in range(int(rng.integers(1, 6))):
             count = len(session.clients)
 

@@ -24,13 +24,16 @@ data have large losses honestly, so levels are judged with a wider limit than th
 itself. The norm of an update is the server's own measurement. (A loss falls about with the square of the gradient.)
 
 Credibility: every client starts with 1. An answer with a suspicious value is *in doubt*; it leaves 40 % of the
-credibility. A completed round without doubt takes back a tenth of what is missing.
+credibility. A completed round without doubt takes back a tenth of what is missing. A client that was doubted is *on
+probation* until it has completed a round without doubt: the limits are those of the other clients, unless most of the
+known ones are on probation.
 
 The guard is *mild* by default: it cuts levels and shows credibilities. The *strict* form also
 - refuses an answer in doubt: the policy sees no report of it, and it counts as not completed (see `Session.judge`);
 - does not offer clients of a credibility below 1/2. Their credibility grows by 1 % per round, so that a client returns
   after 22 rounds, and stays away four times as long if it is doubted again;
-- offers no more newcomers than their fair share, and lets no large loss win a place before enough clients are known.
+- offers no more newcomers than their fair share;
+- cuts losses at the median, so that they win no place, on probation and until enough clients are known.
 """
 
 from __future__ import annotations
@@ -124,8 +127,8 @@ _KEPT, _REGAINED, _RETURN = 0.4, 0.1, 1.01
 """What a doubtful answer leaves of the credibility, the share of the rest that a good one gives back, and the factor
 per round for a client that is kept out: the second time it stays away four times as long."""
 _TRUSTED, _HEARD = 0.5, 0.54
-"""Clients below are kept out by the strict guard; clients below are on probation. One good round leads from 0.5 to
-0.55."""
+"""The credibility below which the strict guard keeps a client out, and below which a client is on probation. One good
+round leads from 0.5 to 0.55."""
 _LEAST_SIZES = 5
 _LEAST_SIZE_SPREAD = 0.4
 _SHOWN = 100
