@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -83,7 +84,9 @@ def assert_nobody_waited_longer_than_the_deadlines(rounds: list[dict]) -> None:
     """Of one run."""
     for place, report in enumerate(rounds):
         for step in report["steps"]:
-            assert step["deadline"] == (TRAIN_TIMEOUT if step["kind"] == "train" else PROBE_TIMEOUT)
+            # The client that is asked first of all to describe itself has a quarter of the time.
+            deadlines = [TRAIN_TIMEOUT] if step["kind"] == "train" else [PROBE_TIMEOUT, PROBE_TIMEOUT / 4]
+            assert step["deadline"] in deadlines
             assert step["seconds"] <= step["deadline"] + ALLOWANCE, (report["round"], step)
         in_exchanges = sum(step["seconds"] for step in report["steps"])
         assert report["seconds"] - in_exchanges <= (OVERHEAD if place else READY), report
@@ -227,10 +230,10 @@ def test_a_federation_survives_a_kill_a_newcomer_and_a_restart_of_its_server(tmp
 )
 def test_four_of_five_answers_end_the_round_without_the_slow_node(enough, tmp_path):
     """A cohort of 5 of 8 nodes, one of which takes ten minutes: the round ends after 4 answers."""
-    output, slow_seconds = tmp_path / "run.json", 600.0
+    output, slow_seconds, rounds = tmp_path / "run.json", 600.0, 4
     clients = fedpick.Clients(num_examples=np.ones(8))
     cohort = fedpick.Session(fedpick.policies.get("uniform"), clients, 7).ask(budget=5).clients
-    slow = int(cohort[2])
+    slow = int(cohort[2])  # in the first cohort if all describe themselves at once, in a later one otherwise
     with Loopback(tmp_path, num_partitions=8) as federation:
         for partition in range(8):
             federation.join(partition)
@@ -239,24 +242,24 @@ def test_four_of_five_answers_end_the_round_without_the_slow_node(enough, tmp_pa
             dataset="synthetic",
             num_partitions=8,
             **enough,
-            num_server_rounds=2,
+            num_server_rounds=rounds,
             min_clients=8,
-            wait=400.0,
+            wait=READY,
             probe_timeout=200.0,
             train_timeout=1000.0,
             slow_seconds=slow_seconds,
             slow_partition=slow,
             output=str(output),
         )
-        wait_for_rounds(output, 2, run, 500)
+        wait_for_rounds(output, rounds, run, 2 * READY)
         run.wait(120)
-    first, second = progress(output)["rounds"]
-    print(f"\nslow: partition:{slow}\n{summary([first, second])}")
-    assert first["cohort"] == [f"partition:{k}" for k in cohort] and len(first["completed"]) == 4
-    assert first["late"] == first["failed"] == [f"partition:{slow}"]
-    assert first["seconds"] < slow_seconds and first["steps"][-1]["answered"] == 4
-    assert f"partition:{slow}" not in second["available"]  # it is busy
-    assert len(second["completed"]) >= 4
+    reports, name = progress(output)["rounds"], f"partition:{slow}"
+    print(f"\nslow: {name}\n{summary(reports)}")
+    assert all(len(report["cohort"]) == 5 and len(report["completed"]) >= 4 for report in reports)
+    asked, *later = itertools.dropwhile(lambda report: name not in report["cohort"], reports)
+    assert asked["late"] == asked["failed"] == [name]
+    assert asked["steps"][-1]["seconds"] < slow_seconds and asked["steps"][-1]["answered"] == 4
+    assert all(name not in report["available"] for report in later)  # it is busy
 
 
 def test_fedgs_goes_on_when_a_member_of_its_cohort_is_killed(tmp_path):
@@ -349,14 +352,14 @@ def simulate(tmp_path: Path, name: str) -> list[list[str]]:
     }
     config = f'dataset="digits" num-partitions=100 num-server-rounds=4 budget=5 output="{output}"'
     nodes = "num-supernodes=100 client-resources-num-cpus=1"
+    command = ["flwr", "run", str(EXAMPLE), "local", "--stream", "--federation-config", nodes, "-c", config]
     try:
-        subprocess.run(
-            ["flwr", "run", str(EXAMPLE), "local", "--stream", "--federation-config", nodes, "-c", config],
-            env=environment,
-            check=True,
-            timeout=600,
-            capture_output=True,
-        )
+        for _ in range(10):  # Flower gives the SuperLink 15 seconds to start, which is short for a busy machine
+            done = subprocess.run(command, env=environment, timeout=READY, capture_output=True, text=True)
+            log = done.stdout + done.stderr
+            if "Failed to start local SuperLink within" not in log:
+                break
+        assert done.returncode == 0, log[-3000:]
     finally:
         # Found by the folder of its log, which no other process has.
         listing = subprocess.run(["pgrep", "-f", f"flower-superlink.*{home}"], capture_output=True, text=True)

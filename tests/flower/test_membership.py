@@ -422,6 +422,14 @@ def test_a_policy_that_needs_labels_waits_for_clients_that_are_slow_to_start():
     assert [len(selection.clients) for selection in strategy.history] == [2, 2]
 
 
+def test_a_dead_node_that_is_asked_first_does_not_hold_up_the_others_for_long():
+    grid, reports = federation(5), []
+    grid.nodes[next(iter(grid.get_node_ids()))].mode = "late"
+    start(with_policy(flower.FedAvg(), UNIFORM, probe_timeout=0.4, progress=reports.append), grid, rounds=1)
+    assert [(step.answered, step.deadline) for step in reports[0].steps] == [(0, 0.1), (4, 0.4)]
+    assert len(reports[0].cohort) == 4
+
+
 def test_min_clients_counts_clients_that_have_described_themselves(caplog):
     grid = federation(4)
     for node in grid.nodes.values():

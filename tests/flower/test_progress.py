@@ -32,7 +32,7 @@ def test_progress_is_told_when_the_cohort_is_chosen_and_when_the_round_is_over()
     assert sorted(chosen.cohort) == ["partition:3", "partition:4"]
     assert (over.completed, over.failed) == (["partition:3"], ["partition:4"])
     steps = [(step.kind, step.asked, step.answered, step.deadline) for step in over.steps]
-    described = [("query.fedpick", 1, 1, 11.0), ("query.fedpick", 4, 4, 11.0)]
+    described = [("query.fedpick", 1, 1, 2.75), ("query.fedpick", 4, 4, 11.0)]
     assert steps == [*described, ("query.fedpick", 5, 5, 11.0), ("train", 2, 1, 22.0)]
     assert over.seconds >= sum(step.seconds for step in over.steps)
     assert chosen_later.round == 2

@@ -101,7 +101,8 @@ class Membership(Members):
             replies |= self._late_descriptions(grid)
         elif new and self._answers is None and len(new) > 1:
             # All nodes run one ClientApp. If it has no function for queries, one error tells it, with one traceback.
-            replies |= self._exchange(grid, new[:1], self.settings.probe_timeout)
+            # The one that is asked first may be dead, so the others soon follow.
+            replies |= self._exchange(grid, new[:1], self.settings.probe_timeout / 4)
             new = new[1:]
             if self._answers is not False:
                 replies |= self._exchange(grid, new, self.settings.probe_timeout)
