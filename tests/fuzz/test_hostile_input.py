@@ -208,6 +208,16 @@ def test_a_federation_of_fewer_than_no_clients_is_told_in_a_sentence(tmp_path):
     store.close()
 
 
+@pytest.mark.parametrize("column", ["hash", "title", "touched_at"])
+def test_an_experiment_whose_text_is_no_text_is_told_in_a_sentence(tmp_path, column):
+    store = make_store(tmp_path / "a.sqlite", make_spec(("uniform",), rounds=1, seeds=1))
+    with store.writing() as connection:
+        connection.exec_driver_sql(f"UPDATE experiments SET {column} = x'00'")
+    with pytest.raises(StoreError, match="damaged or cannot be read"):
+        store.experiment("0123")
+    store.close()
+
+
 def test_diagnostics_that_are_no_table_are_told_in_a_sentence(tmp_path):
     path = tmp_path / "a.sqlite"
     make_store(path, make_spec(("uniform",), rounds=2, seeds=1)).close()

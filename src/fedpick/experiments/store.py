@@ -926,8 +926,8 @@ class Store:
             histogram = np.frombuffer(row.label_histogram, "<i4").reshape(row.num_clients, row.num_classes)
         return FederationFacts(
             id=row.id,
-            data=row.data,
-            partition=row.partition,
+            data=without_control_characters(row.data),
+            partition=without_control_characters(row.partition),
             num_clients=row.num_clients,
             num_classes=row.num_classes,
             num_examples=sizes,
@@ -1208,10 +1208,10 @@ def _experiment(row: Any, longest: int) -> Experiment:
         spec["run"].setdefault("rounds", max(1, longest))
     found = Experiment(
         id=row.id,
-        hash=row.hash,
+        hash=without_control_characters(row.hash),
         title=without_control_characters(row.title),
         spec=spec,
-        touched_at=row.touched_at,
+        touched_at=without_control_characters(row.touched_at),
     )
     if found.rounds < 1 or not all(map(math.isfinite, (*found.targets, *found.loss_targets))):
         raise ValueError(f"the spec of experiment {row.id} has wrong numbers")
