@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpick.adapter.arrays import Arrays, count, in_form_of, number
+from fedpick.adapter.arrays import Arrays, in_form_of, number
 from fedpick.adapter.driver import Driver
 from fedpick.adapter.members import Members
 from fedpick.adapter.report import Step
@@ -168,10 +168,8 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         late = np.array([name not in in_time and name not in failed for name in names], dtype=bool)
         answers = [results[name] if name in in_time else None for name in names]
         metrics = [_metrics(answer) for answer in answers]
-        for index, found in zip(selection.clients, metrics, strict=True):
-            size = count(found.get("num-examples", found.get(MetaKey.NUM_STEPS_CURRENT_ROUND)))
-            if not math.isnan(size):
-                driver.roster.num_examples[int(index)] = size
+        sizes = [found.get("num-examples", found.get(MetaKey.NUM_STEPS_CURRENT_ROUND)) for found in metrics]
+        driver.roster.note_sizes(selection.clients, sizes)
         trained = [self._model_of(answer) for answer in answers]
         wrong = {
             place: "it must hold parameters with the model's names and shapes, and finite real numbers"

@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,7 +41,7 @@ from fedpick.adapter.members import ROSTER_FILE, Node, Roster, Standing
 from fedpick.adapter.report import RoundProgress
 from fedpick.adapter.settings import PROVIDES, Settings
 from fedpick.core import registry
-from fedpick.core.errors import InvalidInput, StateFileError
+from fedpick.core.errors import InvalidInput, StateFileError, TrainingFailed
 from fedpick.core.guard import guard_of
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.record import Counters, RoundRecord, Timings
@@ -525,9 +526,26 @@ class Driver:
 
 
 class Driven:
-    """What a strategy with a driver shows of it."""
+    """What strategies with a driver have in common: they show its clients and choices, and end a run alike."""
 
     _driver: Driver
+    _trained = False  # whether a round of this run changed the model
+
+    @contextmanager
+    def _rounds(self, count: int) -> Iterator[None]:
+        """Run this many rounds within: record the end, also by an error; raise if no round changed the model."""
+        self._trained = False
+        try:
+            yield
+            if count > 0 and not self._trained:
+                raise TrainingFailed(
+                    f"None of {count} rounds changed the model: no client completed one with a usable reply.\n\n"
+                    "hint: the warnings above say why each reply failed; the logs of the clients hold their errors"
+                )
+        except BaseException as error:
+            self._driver.end(error)
+            raise
+        self._driver.end()
 
     @property
     def session(self) -> Session | None:

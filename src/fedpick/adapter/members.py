@@ -211,6 +211,12 @@ class Roster:
         """The keys of these clients."""
         return [self.keys[int(index)] for index in clients]
 
+    def note_sizes(self, clients: Iterable[int], reported: Iterable[Any]) -> None:
+        """Keep the numbers of examples that these clients reported; an unusable one changes nothing."""
+        for index, size in zip(clients, reported, strict=True):
+            if is_count(size):
+                self.num_examples[int(index)] = float(size)
+
     def note_selected(self, clients: Iterable[int], round: int) -> None:
         """Count a selection of these clients."""
         for index in clients:

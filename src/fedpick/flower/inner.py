@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import isclass
+from pathlib import Path
 from types import new_class
 from typing import Any, Literal
 
@@ -14,8 +15,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower_strategies
 from flwr.serverapp.strategy import Strategy
 
+from fedpick.adapter.driver import Driven
+from fedpick.adapter.settings import Options, Settings, refuse_unusable_policy, writable_directory
 from fedpick.core.errors import InvalidInput
-from fedpick.flower.messages import CohortGrid
+from fedpick.core.policy import Policy
+from fedpick.flower.messages import LOG, CohortGrid
 
 __all__ = [
     "divides_by_norm",
@@ -23,7 +27,7 @@ __all__ = [
     "layers",
     "messages_to",
     "needed_numbers",
-    "refuse_unsuitable",
+    "settings_of",
     "taking_all",
     "weight_key",
 ]
@@ -51,11 +55,22 @@ def layers(strategy: Any) -> Iterator[Any]:
         current = getattr(current, "strategy", None)
 
 
-def refuse_unsuitable(strategy: Any, policy_name: str, *, use_weights: bool, base: type = Strategy) -> None:
-    """Refuse strategies for which a policy cannot choose, or whose aggregation would lose its weights.
+def settings_of(
+    strategy: Any, policy: Policy[Any], state: str | Path | None, options: Options, *, probe: str, base: type
+) -> Settings:
+    """The settings of a call of `with_policy`; refuse what cannot work. `base` is the class of the API's strategies."""
+    if isinstance(strategy, Driven):
+        raise InvalidInput("This strategy already has a policy. Wrap the strategy that was first given to with_policy.")
+    refuse_unusable_policy(policy)
+    settings = Settings.of(options, probe=probe, log=LOG)
+    _refuse_unsuitable(strategy, type(policy).__name__, use_weights=settings.use_weights, base=base)
+    if state is not None:  # last: a call that is refused creates no directory
+        settings.path = writable_directory(state)
+    return settings
 
-    `base` is the class of the API whose strategies are expected.
-    """
+
+def _refuse_unsuitable(strategy: Any, policy_name: str, *, use_weights: bool, base: type) -> None:
+    """Refuse strategies for which a policy cannot choose, or whose aggregation would lose its weights."""
     if isclass(strategy) and issubclass(strategy, base):
         raise InvalidInput(f"{strategy.__name__} is a class: pass a strategy object, {strategy.__name__}(...).")
     module, _ = _APIS[base]

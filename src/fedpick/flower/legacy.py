@@ -46,11 +46,10 @@ from fedpick.adapter.arrays import Arrays, all_finite, count, in_form_of, number
 from fedpick.adapter.driver import Driven, Driver
 from fedpick.adapter.members import Members, Roster
 from fedpick.adapter.report import Step
-from fedpick.adapter.settings import Options, Settings, refuse_unusable_policy, writable_directory
-from fedpick.core.errors import InvalidInput, TrainingFailed
+from fedpick.adapter.settings import Options, Settings
+from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Policy
-from fedpick.core.types import Selection
-from fedpick.flower.inner import layers, refuse_unsuitable, taking_all
+from fedpick.flower.inner import layers, settings_of, taking_all
 from fedpick.flower.messages import LOG
 
 __all__ = ["PolicyStrategy", "server_of", "with_policy"]
@@ -69,13 +68,7 @@ def with_policy(
         options: `budget`, `seed` and the others of `fedpick.flower.with_policy`, with the same meaning. There is no
             `probe`: the clients' `evaluate` answers. `key` and `eligible` get the ClientProxy and the properties.
     """
-    if isinstance(strategy, PolicyStrategy):
-        raise InvalidInput("This strategy already has a policy. Wrap the strategy that was first given to with_policy.")
-    refuse_unusable_policy(policy)
-    settings = Settings.of(options, probe="evaluate", log=LOG)
-    refuse_unsuitable(strategy, type(policy).__name__, use_weights=settings.use_weights, base=Strategy)
-    if state is not None:  # last: a call that is refused creates no directory
-        settings.path = writable_directory(state)
+    settings = settings_of(strategy, policy, state, options, probe="evaluate", base=Strategy)
     return PolicyStrategy(strategy, policy, settings)
 
 
@@ -97,20 +90,8 @@ class _Server(Server):
 
     def fit(self, num_rounds: int, timeout: float | None) -> tuple[History, float]:
         """Run the rounds; raise if none of them changed the model."""
-        driver = self.strategy._driver
-        self.strategy._trained = False
-        try:
-            result = super().fit(num_rounds, timeout)
-            if num_rounds > 0 and not self.strategy._trained:
-                raise TrainingFailed(
-                    f"None of {num_rounds} rounds changed the model: no client completed one with a usable result.\n\n"
-                    "hint: the warnings above say why; the logs of the clients hold their errors"
-                )
-        except BaseException as error:
-            driver.end(error)
-            raise
-        driver.end()
-        return result
+        with self.strategy._rounds(num_rounds):
+            return super().fit(num_rounds, timeout)
 
 
 class PolicyStrategy(Driven, Strategy):
@@ -124,7 +105,6 @@ class PolicyStrategy(Driven, Strategy):
         self._members = _Members(self._driver.roster, settings, labels_for=self._driver.labels_for)
         self._exchange = _Exchange(0, 0, math.inf)
         self._model: Arrays = {}  # that was sent
-        self._trained = False  # whether a step was made since the server started
         if settings.record is not None:
             atexit.register(self._driver.end)  # without `server_of`, nothing else tells that the last round is over
 
@@ -167,7 +147,8 @@ class PolicyStrategy(Driven, Strategy):
         in_time = [node for node in exchange.arrived if node in by_node][: driver.most]
         late = np.array([node not in in_time and node not in exchange.failed for node in nodes], dtype=bool)
         answers = [by_node[node] if node in in_time else None for node in nodes]
-        self._note_sizes(selection, answers)
+        sizes = [None if result is None else result.num_examples for result in answers]
+        self.roster.note_sizes(selection.clients, sizes)
         trained = [None if result is None else _model_of(result.parameters, self._model) for result in answers]
         wrong = {
             place: "it must hold arrays in the model's order and shapes, with finite real numbers"
@@ -200,13 +181,6 @@ class PolicyStrategy(Driven, Strategy):
         self._trained = self._trained or new is not None
         driver.tell(selection, completed, **told)
         return new, aggregated
-
-    def _note_sizes(self, selection: Selection, answers: Sequence[FitRes | None]) -> None:
-        """Take the clients' sizes from their results."""
-        for index, result in zip(selection.clients, answers, strict=True):
-            size = math.nan if result is None else count(result.num_examples)
-            if not math.isnan(size):
-                self.roster.num_examples[int(index)] = size
 
     def _weighted(self, result: FitRes, weight: float, changed: Arrays | None) -> FitRes:
         """The result with the policy's weight in the place of its size, which Flower's strategies weigh by."""

@@ -13,7 +13,7 @@ What does not concern Flower's messages is in `fedpick.adapter`: the policy's se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,21 +22,20 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedpick.adapter.arrays import Arrays, all_finite, count, number
+from fedpick.adapter.arrays import Arrays, all_finite, number
 from fedpick.adapter.driver import Driven, Driver
 from fedpick.adapter.report import Step
-from fedpick.adapter.settings import Options, Settings, refuse_unusable_policy, writable_directory
+from fedpick.adapter.settings import Options, Settings
 from fedpick.core import registry, validation
-from fedpick.core.errors import InvalidInput, TrainingFailed
+from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Policy, Signal
-from fedpick.core.types import Selection
 from fedpick.flower.inner import (
     divides_by_norm,
     driven_by,
     layers,
     messages_to,
     needed_numbers,
-    refuse_unsuitable,
+    settings_of,
     taking_all,
     weight_key,
 )
@@ -112,14 +111,7 @@ def with_policy(
         record: gets every round with its weights, reports, failures and times, such as a `Recorder` that writes them
             to fedpick's store. What `evaluate_fn` returns as "loss" and "accuracy" is recorded too.
     """
-    if isinstance(strategy, PolicyStrategy):
-        raise InvalidInput("This strategy already has a policy. Wrap the strategy that was first given to with_policy.")
-    refuse_unusable_policy(policy)
-    settings = Settings.of(options, probe=probe, log=LOG)
-    refuse_unsuitable(strategy, type(policy).__name__, use_weights=settings.use_weights)
-    if state is not None:  # last: a call that is refused creates no directory
-        settings.path = writable_directory(state)
-    return PolicyStrategy(strategy, policy, settings)
+    return PolicyStrategy(strategy, policy, settings_of(strategy, policy, state, options, probe=probe, base=Strategy))
 
 
 class PolicyStrategy(Driven, Strategy):
@@ -139,7 +131,6 @@ class PolicyStrategy(Driven, Strategy):
             "train": {(key, None) for name, key in settings.reports.items() if name != "eval_loss"},
             "evaluate": {(key, None) for name, key in settings.reports.items() if name == "eval_loss"},
         }
-        self._trained = False  # whether a step was made since `start`
 
     def start(
         self,
@@ -163,21 +154,11 @@ class PolicyStrategy(Driven, Strategy):
         if evaluate_fn is not None:
             given["evaluate_fn"] = self._recorded(evaluate_fn)
         self._evaluate_config = evaluate_config or ConfigRecord()
-        self._trained, timeout = False, self._settings.train_timeout
+        timeout = self._settings.train_timeout
         overridden = type(self.inner).start is not Strategy.start
         run = driven_by(self, self.inner).start if overridden else super().start
-        try:
-            result = run(_WatchedGrid(grid, self), initial_arrays, num_rounds=num_rounds, timeout=timeout, **given)
-            if num_rounds > 0 and not self._trained:
-                raise TrainingFailed(
-                    f"None of {num_rounds} rounds changed the model: no client completed one with a usable reply.\n\n"
-                    "hint: the warnings above say why each reply failed; the logs of the SuperNodes hold client errors"
-                )
-        except BaseException as error:
-            self._driver.end(error)
-            raise
-        self._driver.end()
-        return result
+        with self._rounds(num_rounds):
+            return run(_WatchedGrid(grid, self), initial_arrays, num_rounds=num_rounds, timeout=timeout, **given)
 
     def _recorded(
         self, evaluate: Callable[[int, ArrayRecord], MetricRecord | None]
@@ -239,13 +220,14 @@ class PolicyStrategy(Driven, Strategy):
         in_time = [node for node in by_node if not by_node[node].has_error()][: driver.most]
         late = np.array([node not in in_time and not _failed(by_node.get(node)) for node in nodes], dtype=bool)
         answers = [None if missed else by_node.get(node) for node, missed in zip(nodes, late, strict=True)]
-        self._note_sizes(selection, answers)
         metrics = [dict(metrics_of(reply)) for reply in answers]  # as sent: the strategy gets the same ones of all
+        weight = weight_key(self.inner)
+        self.roster.note_sizes(selection.clients, [found.get(weight or "") for found in metrics])
         use_weights = self._settings.use_weights
         trained, wrong = usable_replies(
             answers,
             self._model,
-            weight=weight_key(self.inner),
+            weight=weight,
             numbers=needed_numbers(self.inner, use_weights=use_weights),
             usual=self._usual["train"],
             refuse_zero=divides_by_norm(self.inner),
@@ -352,14 +334,6 @@ class PolicyStrategy(Driven, Strategy):
         if callable(self._settings.weights):
             return getattr(self._settings.weights, "__name__", "a function")
         return "the policy" if self._settings.use_weights else type(self.inner).__name__
-
-    def _note_sizes(self, selection: Selection, answers: Sequence[Message | None]) -> None:
-        """Take the clients' sizes from the train replies."""
-        key = weight_key(self.inner) or ""
-        for index, reply in zip(selection.clients, answers, strict=True):
-            size = count(metrics_of(reply).get(key))
-            if not np.isnan(size):
-                self.roster.num_examples[int(index)] = size
 
 
 def _failed(reply: Message | None) -> bool:
