@@ -7,6 +7,7 @@ import pytest
 
 from fedpick.experiments.encoding import array_bytes
 from fedpick.experiments.store import open_store
+from fedpick.experiments.verify import verify
 from fedpick.report.material import read_material
 from fedpick.report.tables import FORMATS, render, tables_of
 from tests.fuzz.damage import ODD_VALUES, both_half, damaged, pick, survives
@@ -25,6 +26,9 @@ class Reader:
         if rng.random() < 0.05:
             self.store = open_store(self.file)
         store = self.store
+        if rng.random() < 0.2:
+            verify(store)
+            return
         for experiment in store.experiments():
             results = read_material(store, experiment).results
             render(tables_of(results), pick(rng, list(FORMATS)))

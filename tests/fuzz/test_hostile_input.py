@@ -21,6 +21,7 @@ from fedpick.data.sources import Collection, File, find_files
 from fedpick.experiments.encoding import array_bytes, bytes_array, mask_from
 from fedpick.experiments.spec import SpecError, load_spec, parse_spec
 from fedpick.experiments.store import Store, StoreError, open_store, public_name
+from fedpick.experiments.verify import verify
 from fedpick.report.analysis import load_results
 from fedpick.report.tables import tables_of, to_csv
 from tests.experiments.tiny import tiny_spec
@@ -215,6 +216,40 @@ def test_an_experiment_whose_text_is_no_text_is_told_in_a_sentence(tmp_path, col
         connection.exec_driver_sql(f"UPDATE experiments SET {column} = x'00'")
     with pytest.raises(StoreError, match="damaged or cannot be read"):
         store.experiment("0123")
+    store.close()
+
+
+@pytest.mark.parametrize("value", ["'x'", "-1", "0.5", "x'00'"])
+def test_a_round_without_a_number_is_told_in_a_sentence(tmp_path, value):
+    store = make_store(tmp_path / "a.sqlite", make_spec(("fedcor", "ca-fed"), rounds=6, seeds=1))
+    with store.writing() as connection:
+        for table in ("rounds", "arrays"):
+            connection.exec_driver_sql(f"UPDATE {table} SET round = {value} WHERE round = 5")
+    for read in (
+        lambda: store.diagnostics(2),
+        lambda: store.array_names(1),
+        lambda: list(store.arrays(1, "policy/embedding")),
+    ):
+        with pytest.raises(StoreError, match="a round has the number"):
+            read()
+    store.close()
+
+
+def test_verify_tells_damage_in_sentences(tmp_path):
+    path = tmp_path / "a.sqlite"
+    make_store(path, make_spec(("uniform",), rounds=1, seeds=1)).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE runs SET policy = 'a\x1b[31m'")
+    store = open_store(path)
+    assert "a\ufffd[31m" in verify(store).sentences[0]
+    with connection:
+        connection.execute("UPDATE runs SET manifest = CAST(x'FF' AS TEXT)")
+    assert "its row in the table runs cannot be read" in verify(store).sentences[0]
+    with connection:
+        connection.execute("UPDATE experiments SET spec = CAST(x'FF' AS TEXT)")
+    with pytest.raises(StoreError, match="damaged or cannot be read"):
+        verify(store)
+    connection.close()
     store.close()
 
 

@@ -60,6 +60,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreLocked",
+    "damage_in_words",
     "in_a_sentence",
     "open_store",
     "opened",
@@ -310,33 +311,34 @@ class ClientAccuracies(NamedTuple):
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
+@contextmanager
+def damage_in_words(store: Store) -> Iterator[None]:
+    """Raise StoreError for whatever a damaged database makes SQLite, JSON or NumPy raise."""
+    try:
+        yield
+    except FedpickError:
+        raise
+    except (
+        *(sa.exc.SQLAlchemyError, ArithmeticError, AssertionError, AttributeError, LookupError),
+        *(MemoryError, TypeError, ValueError),
+    ) as error:
+        raise StoreError(
+            f"The store {store.name} is damaged or cannot be read. {in_a_sentence(error)} Restore it from a "
+            "backup, or compute the experiment again into another --store."
+        ) from error
+
+
 def _reads(method: Method) -> Method:
-    """Make a method of Store raise StoreError for whatever a damaged database makes SQLite, JSON or NumPy raise."""
-
-    @contextmanager
-    def in_words(store: Store) -> Iterator[None]:
-        try:
-            yield
-        except FedpickError:
-            raise
-        except (
-            *(sa.exc.SQLAlchemyError, ArithmeticError, AssertionError, AttributeError, LookupError),
-            *(MemoryError, TypeError, ValueError),
-        ) as error:
-            raise StoreError(
-                f"The store {store.name} is damaged or cannot be read. {in_a_sentence(error)} Restore it from a "
-                "backup, or compute the experiment again into another --store."
-            ) from error
-
+    """Put a method of Store into `damage_in_words`."""
     if inspect.isgeneratorfunction(method):
 
         def reading(self: Store, *args: Any, **options: Any) -> Any:
-            with in_words(self):
+            with damage_in_words(self):
                 yield from method(self, *args, **options)
     else:
 
         def reading(self: Store, *args: Any, **options: Any) -> Any:
-            with in_words(self):
+            with damage_in_words(self):
                 return method(self, *args, **options)
 
     return cast(Method, wraps(method)(reading))
@@ -905,7 +907,7 @@ class Store:
         columns = tables.rounds.c
         query = sa.select(columns.round, columns.diagnostics).where(columns.diagnostics != "{}")
         rows = self._rows(_rounds_of(run_id, tables.rounds, query, limit))
-        return {index: table_from_json(text) for index, text in rows}
+        return {_round_number(index): table_from_json(text) for index, text in rows}
 
     @_reads
     def mean_seconds(self, run_id: int, first: int, limit: int) -> dict[str, float | None]:
@@ -1028,7 +1030,7 @@ class Store:
         query = sa.select(columns.name, columns.round).where(columns.run_id == run_id).order_by(columns.round)
         found: dict[str, list[int]] = {}
         for name, round_index in self._rows(query):
-            found.setdefault(name, []).append(round_index)
+            found.setdefault(name, []).append(_round_number(round_index))
         return found
 
     @_reads
@@ -1051,7 +1053,7 @@ class Store:
         query = _rounds_of(run_id, tables.arrays, query, limit)
         with self.engine.connect() as connection:
             for row in connection.execution_options(yield_per=64).execute(query):
-                yield row.round, bytes_array(row.value)
+                yield _round_number(row.round), bytes_array(row.value)
 
     @_reads
     def policy_state(self, run_id: int) -> dict[str, NDArray[Any]]:
@@ -1069,6 +1071,13 @@ def _rounds_of(run_id: int, table: sa.Table, query: sa.Select[Any], limit: int |
     """Restrict a query to the rows of one run, in order of the rounds; to its first `limit` rounds, if given."""
     query = query.where(table.c.run_id == run_id).order_by(table.c.round)
     return query if limit is None else query.where(table.c.round < limit)
+
+
+def _round_number(value: Any) -> int:
+    """Return a round's number. SQLite keeps any value in a column of integers."""
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"a round has the number {value!r:.40}")
+    return value
 
 
 def _require_range(clients: IntArray, size: int) -> None:

@@ -11,12 +11,12 @@ from fedpick.core import checkpoint
 from fedpick.core.errors import StateFileError
 from fedpick.experiments import leases
 from fedpick.experiments import schema as tables
-from fedpick.experiments.encoding import from_json
+from fedpick.experiments.encoding import from_json, without_control_characters
 from fedpick.experiments.integrity import Damage, verify_rounds
 from fedpick.experiments.runner import Report, run
 from fedpick.experiments.schema import sa
 from fedpick.experiments.spec import digest_of, parse_spec
-from fedpick.experiments.store import Store, in_a_sentence
+from fedpick.experiments.store import Store, damage_in_words, in_a_sentence
 
 __all__ = ["Findings", "repair", "verify"]
 
@@ -44,12 +44,19 @@ class Findings:
     @property
     def sentences(self) -> list[str]:
         """Everything that is wrong."""
-        return [*self.database, *self.orphans, *self.damaged.values(), *self.mislabelled.values()]
+        found = [*self.database, *self.orphans, *self.damaged.values(), *self.mislabelled.values()]
+        return [without_control_characters(text) for text in found]
 
 
 def verify(store: Store) -> Findings:
     """Verify the database, the identities, and every run: rows, checksums, checkpoint, status."""
     found = Findings()
+    with damage_in_words(store):
+        _search(store, found)
+    return found
+
+
+def _search(store: Store, found: Findings) -> None:
     # A snapshot for each run: other processes may be writing.
     engine = store.engine
     if engine.dialect.name == "postgresql":
@@ -67,11 +74,14 @@ def verify(store: Store) -> Findings:
     for run_id in run_ids:
         with engine.connect() as connection:
             _verify_run(connection, run_id, wanted.get(run_id), found)
-    return found
 
 
 def _verify_run(connection: sa.Connection, run_id: int, wanted: int | None, found: Findings) -> None:
-    facts = connection.execute(sa.select(tables.runs).where(tables.runs.c.id == run_id)).mappings().one()
+    try:
+        facts = connection.execute(sa.select(tables.runs).where(tables.runs.c.id == run_id)).mappings().one()
+    except (sa.exc.SQLAlchemyError, ValueError) as error:
+        found.database.append(f"Run {run_id}: its row in the table runs cannot be read. {in_a_sentence(error)}")
+        return
     name = f"Run {run_id} ({facts['policy']}, seed {facts['seed']})"
     found.runs += 1
     found.rounds += facts["rounds_done"]
