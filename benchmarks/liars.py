@@ -106,12 +106,12 @@ def one_run(
         "policy": policy,
         "seed": seed,
         **condition,
-        "accuracy": float(np.mean(accuracies[-_LAST:])),
-        "places": places.astype(int).tolist(),
+        "accuracy": round(float(np.mean(accuracies[-_LAST:])), 5),
+        **({"places": places.astype(int).tolist()} if kind is None else {}),
         **({"losses": np.round(losses, 3).tolist()} if honest else {}),
-        "captured": float(places[lying].sum() / places.sum()),
+        "captured": round(float(places[lying].sum() / places.sum()), 4),
         "found": float(ever[lying].mean()) if lying.any() else None,
-        "false_alarms": float(ever[~lying].mean()),
+        "false_alarms": round(float(ever[~lying].mean()), 4),
     }
 
 
