@@ -15,11 +15,11 @@ from fedpick.cli.experiments import (
     ReportOption,
     RestartOption,
     StoreOption,
+    exit_code,
     wide_console,
     write_html,
 )
 from fedpick.cli.options import complete_from, names_list, settings_list
-from fedpick.cli.tune import require_complete
 from fedpick.experiments import DEFAULT_STORE
 
 __all__ = ["advise"]
@@ -89,8 +89,7 @@ def advise(
             stop=lambda: StopFlag(interrupts.finishing),
         )
     except advice.Unfinished as unfinished:
-        require_complete(unfinished.report)
-        raise
+        raise typer.Exit(exit_code(unfinished.report)) from unfinished
     headline, _, rest = str(found).partition("\n")
     wide_console().print(Text(headline, style="bold"))
     wide_console().print(Text(rest))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedpick.report.analysis import Results
     from fedpick.report.verdict import Verdict
 
-__all__ = ["compare", "demo", "report", "run", "show", "write_html"]
+__all__ = ["compare", "demo", "exit_code", "report", "run", "show", "write_html"]
 
 _JUDGED_BY = ("accuracy", "time", "equal-time")
 
@@ -241,18 +241,25 @@ def _tell(
     """Print the results, write the report and set the exit code."""
     if as_json:
         _print_json(store, outcome, time.monotonic() - started, by)
-    else:
-        if not outcome.stopped:
-            _print_results(store, outcome.experiment, by)
-        for name, reason in outcome.failures.items():
-            typer.echo(f"failed: {name}: {reason}", err=True)
-    if outcome.stopped:
-        typer.echo(f"Stopped; {outcome.stopped} runs are not finished. Go on with: {same_command()}", err=True)
-        return INTERRUPTED
+    elif not outcome.stopped:
+        _print_results(store, outcome.experiment, by)
+    code = exit_code(outcome, failures=not as_json)
+    if code == INTERRUPTED:
+        return code
     if write_report and (path := write_html(store, outcome.experiment, None, by=by)) and not as_json:
         typer.echo(f"Report: {path}")
     if not as_json:
         typer.echo(f"Results: {store.name} ({time.monotonic() - started:.0f} s)")
+    return code
+
+
+def exit_code(outcome: Report, *, failures: bool = True) -> int:
+    """Print which runs failed, unless told otherwise, and how many were stopped; return the exit code."""
+    for name, reason in outcome.failures.items() if failures else ():
+        typer.echo(f"failed: {name}: {reason}", err=True)
+    if outcome.stopped:
+        typer.echo(f"Stopped; {outcome.stopped} runs are not finished. Go on with: {same_command()}", err=True)
+        return INTERRUPTED
     return FAILURE if outcome.failures else 0
 
 

@@ -9,23 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpick.cli import FAILURE, INTERRUPTED, interrupts
+from fedpick.cli import interrupts
 from fedpick.cli.experiments import (
     ProcessesOption,
     QuietOption,
     SeedsOption,
     SpecArgument,
     StoreOption,
-    same_command,
+    exit_code,
 )
 from fedpick.cli.options import names_list, numbers_list, one_of, seeds_option, values_list
 from fedpick.experiments import DEFAULT_STORE
 
 if TYPE_CHECKING:
-    from fedpick.experiments.runner import Report
     from fedpick.experiments.tuning import Choice
 
-__all__ = ["require_complete", "tune"]
+__all__ = ["tune"]
 
 
 def tune(
@@ -89,7 +88,8 @@ def tune(
     with closing(Store(store)) as opened:
         progress, stop = make_progress(quiet=quiet, as_json=False), StopFlag(interrupts.finishing)
         outcome = run(searched, opened, processes=processes, latest=False, progress=progress, stop=stop)
-        require_complete(outcome)
+        if code := exit_code(outcome):
+            raise typer.Exit(code)
         choices = search.choose(opened, outcome.experiment, chosen, grid, score=score, evaluations=evaluations)
     _print_scores(searched.title, choices, score, f"{searched.rounds} rounds, seeds {list(searched.seeds)}.")
     for choice in choices:
@@ -105,17 +105,6 @@ def tune(
     command = shlex.join(["fedpick", "tune", spec.name if spec.is_absolute() else str(spec), *words])
     write_atomically(target, search.tuned_text(chosen, choices, command=command, searched=searched, score=score))
     typer.echo(f"Spec: {target}")
-
-
-def require_complete(outcome: Report) -> None:
-    """Print which runs failed or were stopped, and end the command if there are any."""
-    for name, reason in outcome.failures.items():
-        typer.echo(f"failed: {name}: {reason}", err=True)
-    if outcome.stopped:
-        typer.echo(f"Stopped; {outcome.stopped} runs are not finished. Go on with: {same_command()}", err=True)
-        raise typer.Exit(INTERRUPTED)
-    if outcome.failures:
-        raise typer.Exit(FAILURE)
 
 
 def _print_scores(title: str, choices: list[Choice], score: str, effort: str) -> None:
