@@ -310,10 +310,28 @@ def test_steps_are_recorded_where_they_are_always_the_same(module):
         follow(simulator, made, [Selection(clients=[0, 3, 1])])
 
 
+class Wide(nn.Module):
+    """With products that oneDNN computes: more than 2^21 multiplications, in a batch of 8."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 560), nn.Linear(560, 560), nn.Linear(560, 3)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.second(torch.relu(self.first(x))[:, None]))[:, 0])
+
+
+def test_large_dense_layers_by_onednn():
+    federation = make_federation(sizes=(40, 8, 24, 14))
+    simulator = build(Wide, federation, LocalTraining(lr=0.1, epochs=2, batch_size=8))
+    assert simulator.engine.facts["traced"]
+    follow(simulator, Wide(), [Selection(clients=[0, 3, 1]), Selection(clients=[3, 2])])
+
+
 # Determinism
 
 
-@pytest.mark.parametrize("module", [perceptron, with_dropout, small_cnn])
+@pytest.mark.parametrize("module", [perceptron, with_dropout, small_cnn, Wide])
 def test_a_client_does_the_same_in_any_cohort_and_with_any_number_of_threads(module):
     shape = (6, 6, 2) if module is small_cnn else (6,)
     federation = make_federation(shape=shape)

@@ -26,10 +26,11 @@ from fedpick.sim.engine import Float32Array, Trained, Work
 from fedpick.sim.examples import Examples
 from fedpick.sim.settings import LocalTraining, ServerStep
 from fedpick.sim.torch_engine.checks import check_module, labels
+from fedpick.sim.torch_engine.products import use_onednn
 from fedpick.sim.torch_engine.setup import default_threads, in_threads, one_core
 from fedpick.sim.torch_engine.task import TorchTask
 from fedpick.sim.torch_engine.tracing import record_step
-from fedpick.sim.torch_engine.training import Model, Replica, Trainer, as_inputs, draw, seed_of
+from fedpick.sim.torch_engine.training import Model, Replica, Trainer, as_inputs, draw, seed_of, trained
 
 __all__ = ["TorchEngine"]
 
@@ -102,6 +103,9 @@ class TorchEngine:
         module = task.build(seed_of(hashing.key_from(seed, int(Purpose.MODEL))), shape, examples.num_classes)
         found = check_module(task, module, examples, local, self.shape)
         self._module, self._changing = module, found.changing
+        self.num_parameters = sum(weight.numel() for weight in trained(module))
+        stack = found.stackable and (group is not None or self.num_parameters <= SMALL)
+        self.group = (group or GROUP) if stack else 1
         self._replicas: list[Replica] = []
         with self._replica() as replica:
             self._initial = replica.state()
@@ -109,9 +113,6 @@ class TorchEngine:
             task, local, self._tensor(examples.x), labels(examples.y).to(self.device), self.shape, found.random
         )
         self.test_x, self.test_y = self._tensor(examples.test_x), labels(examples.test_y).to(self.device)
-        self.num_parameters = sum(weight.numel() for weight in self._initial.weights)
-        stack = found.stackable and (group is not None or self.num_parameters <= SMALL)
-        self.group = (group or GROUP) if stack else 1
         if self.group == 1 and found.separate and self.device == "cpu" and local.batch_size is not None:
             self._trainer = self._trainer._replace(program=self._program(local.batch_size))
         tensors = [*self._initial.weights, *self._initial.buffers]
@@ -144,6 +145,8 @@ class TorchEngine:
             replica = self._replicas.pop()
         except IndexError:
             replica = Replica(self._module, self._changing, self.device, images=len(self.shape) == 3)
+            if self.group == 1 and self.device == "cpu":
+                use_onednn(replica.module)
         try:
             yield replica
         finally:

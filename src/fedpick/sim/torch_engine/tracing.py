@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fedpick.sim.torch_engine.products import product
 from fedpick.sim.torch_engine.training import Replica
 
 __all__ = ["record_step"]
@@ -95,6 +96,8 @@ def _replay(recorder: _Recorder, inputs: Sequence[Tensor], results: Sequence[Ten
                 known[id(old)] = new
 
         for func, args, kwargs, out in recorder.calls:
+            if func.name() == "mkldnn::_linear_pointwise":  # TorchScript compiles it, but cannot record it
+                func, args = torch.jit.script(product), args[:3]
             tree_map(learn, out, func(*tree_map(now, args), **tree_map(now, kwargs)))
         return tuple(known[id(result)] for result in results)
 
