@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpick.core.arrays import FloatArray, IntArray
+from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose
 from fedpick.sim import hashing
@@ -29,8 +29,18 @@ from fedpick.sim.torch_engine.checks import check_module, labels
 from fedpick.sim.torch_engine.products import use_onednn
 from fedpick.sim.torch_engine.setup import default_threads, in_threads, one_core
 from fedpick.sim.torch_engine.task import TorchTask
-from fedpick.sim.torch_engine.tracing import record_step
-from fedpick.sim.torch_engine.training import Model, Replica, Trainer, as_inputs, draw, seed_of, trained
+from fedpick.sim.torch_engine.tracing import record_steps
+from fedpick.sim.torch_engine.training import (
+    MiniBatches,
+    Model,
+    Replica,
+    Trainer,
+    as_inputs,
+    draw,
+    penalty,
+    seed_of,
+    trained,
+)
 
 __all__ = ["TorchEngine"]
 
@@ -120,12 +130,12 @@ class TorchEngine:
         self._block = task.evaluation_batch or max(32, BLOCK // max(1, math.prod(shape)))
 
     def _program(self, batch: int) -> Any:
-        """A training step as one program; None if the module does not allow it."""
+        """Training steps as one program; None if the module does not allow it."""
         index = torch.arange(batch) % len(self.examples.y)
-        x = as_inputs(self._trainer.x.index_select(0, index), self.shape)
+        x, y = self._trainer.x.index_select(0, index), self._trainer.y.index_select(0, index)
         with self._replica() as replica:
             replica.load(self._initial, train=True)
-            return record_step(self._trainer.step, replica, x, self._trainer.y.index_select(0, index))
+            return record_steps(self._trainer.step, replica, x, y)
 
     def _tensor(self, rows: Float32Array) -> Tensor:
         with warnings.catch_warnings():
@@ -254,13 +264,19 @@ class TorchEngine:
     def _answers(self, params: Model, work: Work) -> Iterator[_Answer]:
         """The answers of the clients, in their order."""
         state, count = torch.get_rng_state(), len(work.clients)
-        pieces = count
+        pieces = -(-count // GROUP)
         if self.group > 1:
             work_of_a_step = self.num_parameters * (self.local.batch_size or int(self.examples.sizes.mean())) * count
             pieces = min(count, max(min(self.threads, work_of_a_step // PIECE), -(-count // self.group)))
-        cut = np.array_split(np.arange(count), pieces) if count else []
+
+        def drawn() -> Iterator[MiniBatches]:
+            # In the calling thread, many clients at once: these are short calls of NumPy, which hold Python's lock.
+            for places in np.array_split(np.arange(count), pieces) if count else []:
+                batches = draw(self.local, self.examples, work, places)
+                yield from [batches] if self.group > 1 else batches.apart()
+
         try:
-            for answers in in_threads(partial(self._train_piece, params, work), cut, self.threads):
+            for answers in in_threads(partial(self._train_piece, params, work), drawn(), self.threads):
                 yield from answers
             if not self._trainer.random and not torch.equal(state, torch.get_rng_state()):
                 raise InvalidInput(
@@ -271,9 +287,8 @@ class TorchEngine:
         finally:
             torch.set_rng_state(state)
 
-    def _train_piece(self, params: Model, work: Work, places: IntArray) -> list[_Answer]:
-        """Train the clients at these places of the cohort: all of them as one, or the only one."""
-        batches = draw(self.local, self.examples, work, places)
+    def _train_piece(self, params: Model, work: Work, batches: MiniBatches) -> list[_Answer]:
+        """Train the clients of these mini-batches: all of them as one, or the only one."""
         factors = work.multipliers[batches.places]
         with self._replica() as replica:
             if self.group > 1:
@@ -281,7 +296,7 @@ class TorchEngine:
             else:
                 losses = self._trainer.one(replica, params, batches, work.lr)
                 stack = [weight.detach()[None] for weight in replica.weights]
-            updates = torch.empty(len(places), self.num_parameters)
+            updates = torch.empty(len(batches.places), self.num_parameters)
             for change, new, old in zip(self._shaped(updates), stack, params.weights, strict=True):
                 torch.sub(new.cpu(), old, out=change)
             buffers = tuple(buffer.detach().cpu().clone() for buffer in replica.buffers)
@@ -289,7 +304,7 @@ class TorchEngine:
             updates *= torch.tensor(factors[:, None], dtype=torch.float32)
         norms = torch.sqrt((updates * updates).sum(dim=1)).tolist()
         if not all(bool(torch.isfinite(buffer).all()) for buffer in buffers):
-            norms = [math.nan] * len(places)
+            norms = [math.nan] * len(norms)
         # A client without data has no loss.
         losses = [loss if steps else math.nan for loss, steps in zip(losses.tolist(), batches.steps, strict=True)]
         # From the order of the mini-batches back to that of the cohort.
@@ -336,7 +351,7 @@ class TorchEngine:
                 inputs = x[part] if index is None else x.index_select(0, index[part])
                 wanted = y[part] if index is None else y.index_select(0, index[part])
                 outputs = replica.module(as_inputs(inputs, self.shape))
-                losses = self.task.loss(outputs, wanted) + self._trainer.ridge(replica.weights)
+                losses = self.task.loss(outputs, wanted) + penalty(replica.weights, self.task.ridge)
                 found[0, part] = losses.cpu().numpy()
                 found[1, part] = self.task.correct(outputs, wanted).cpu().numpy()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from threading import Barrier
@@ -58,8 +59,21 @@ def _pool(count: int) -> ThreadPoolExecutor:
 
 
 def in_threads(function: Callable[[Any], T], items: Iterable[Any], count: int) -> Iterator[T]:
-    """Call the function with every item, `count` at a time; yield the results in the order of the items."""
-    return _pool(count).map(function, items)
+    """Call the function with every item, `count` at a time; yield the results in the order of the items.
+
+    Items are taken, and results are kept, only a few ahead of the caller: updates of a whole cohort may be large.
+    """
+    pool, calls = _pool(count), deque[Future[T]]()
+    try:
+        for item in items:
+            calls.append(pool.submit(function, item))
+            if len(calls) > 4 * count:
+                yield calls.popleft().result()
+        while calls:
+            yield calls.popleft().result()
+    finally:
+        for call in calls:
+            call.cancel()
 
 
 @contextmanager

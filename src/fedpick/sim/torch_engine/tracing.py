@@ -1,6 +1,6 @@
-"""A training step as one program: its operations are recorded once and run by TorchScript.
+"""Training steps as one program: the operations of a step are recorded once, and TorchScript runs all steps of a client.
 
-Such a program costs Python one call per step and holds Python's lock only while it starts. Threads that train clients
+Such a program costs Python one call per client and holds Python's lock only while it starts. Threads that train clients
 side by side then do not wait for each other. Convolutions stay outside: TorchScript cannot record their gradient, and
 their steps are long enough for Python not to matter.
 """
@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedpick.sim.torch_engine.products import product
-from fedpick.sim.torch_engine.training import Replica
+from fedpick.sim.torch_engine.training import Replica, descend, penalty
 
-__all__ = ["record_step"]
+__all__ = ["record_steps"]
 
 Tensor = Any
 Step = Callable[..., Sequence[Tensor]]
@@ -63,30 +63,57 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # mypy does not read 
         return out
 
 
-def record_step(step: Step, replica: Replica, x: Tensor, y: Tensor) -> Step | None:
-    """Return (weights..., x, y, shares) -> (losses, gradients...) as one program, for batches of the size of x.
+def record_steps(step: Step, replica: Replica, x: Tensor, y: Tensor) -> Any:
+    """Return a function that takes steps with mini-batches of the size of x, all of them in one program.
 
-    `step` computes the same from (replica, x, y, shares). The result is None if it cannot be recorded: another call
-    would run other operations, or the program gives other numbers on other examples and weights.
+    `step` computes (losses, gradients) from (replica, x, y, shares). The result is None if it cannot be recorded:
+    another call would run other operations, or the program gives other numbers on other examples and weights.
     """
     shares = torch.full((len(x),), 1.0 / len(x))
-    inputs = [*replica.weights, x, y, shares]
+    inputs = (replica.weights, x, y, shares)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript is deprecated, and nothing else runs without a compiler
             with _Recorder() as recorder:
                 results = step(replica, x, y, shares)
-            program = torch.jit.trace(_replay(recorder, inputs, results), tuple(inputs), check_trace=False)
-        return program if _agrees(program, step, replica, x, y, shares) else None
+            program = torch.jit.trace(_replay(recorder, inputs, results), inputs, check_trace=False, strict=False)
+            return _repeated(program) if _agrees(program, step, replica, x, y, shares) else None
     except Exception:  # a module is the user's: whatever it does that cannot be recorded
         return None
 
 
-def _replay(recorder: _Recorder, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> Step:
+def _repeated(step: Any) -> Any:
+    """The recorded step on one mini-batch after the other, and the sum of their losses."""
+
+    def train(
+        weights: list[torch.Tensor],
+        x: torch.Tensor,
+        y: torch.Tensor,
+        rows: torch.Tensor,
+        shares: torch.Tensor,
+        ridge: float,
+        received: list[torch.Tensor],
+        velocity: list[torch.Tensor],
+        lr: float,
+        momentum: float,
+        proximal: float,
+        decay: float,
+    ) -> torch.Tensor:
+        total = torch.zeros(())
+        for batch, share in zip(rows, shares):  # noqa: B905  # TorchScript knows no `strict`
+            losses, gradient = step(weights, x.index_select(0, batch), y.index_select(0, batch), share)
+            total += (losses * share).sum() + penalty(weights, ridge)
+            descend(weights, gradient, received, velocity, lr, momentum, proximal, decay)
+        return total
+
+    return torch.jit.script(train)
+
+
+def _replay(recorder: _Recorder, inputs: Sequence[Any], results: Sequence[Any]) -> Step:
     """A function that runs the recorded operations on other inputs. Other tensors are constants."""
 
-    def replay(*values: Tensor) -> tuple[Tensor, ...]:
-        known = dict(zip(map(id, inputs), values, strict=True))
+    def replay(*values: Any) -> Any:
+        known = dict(zip(map(id, tree_leaves(inputs)), tree_leaves(values), strict=True))
 
         def now(value: Any) -> Any:
             return known.get(id(value), value)
@@ -99,7 +126,7 @@ def _replay(recorder: _Recorder, inputs: Sequence[Tensor], results: Sequence[Ten
             if func.name() == "mkldnn::_linear_pointwise":  # TorchScript compiles it, but cannot record it
                 func, args = torch.jit.script(product), args[:3]
             tree_map(learn, out, func(*tree_map(now, args), **tree_map(now, kwargs)))
-        return tuple(known[id(result)] for result in results)
+        return tree_map(now, tuple(results))
 
     return replay
 
@@ -113,9 +140,9 @@ def _agrees(program: Step, step: Step, replica: Replica, x: Tensor, y: Tensor, s
     try:
         wanted = step(replica, x, y, shares)
         with torch.no_grad():
-            found = program(*replica.weights, x, y, shares)
+            found = program(replica.weights, x, y, shares)
     finally:
         with torch.no_grad():
             torch._foreach_copy_(replica.weights, before)
-    pairs = zip(found, wanted, strict=True)
+    pairs = zip(tree_leaves(found), tree_leaves(wanted), strict=True)
     return all(torch.allclose(mine, theirs, rtol=1e-3, atol=1e-5, equal_nan=True) for mine, theirs in pairs)

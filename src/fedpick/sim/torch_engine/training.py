@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -19,7 +20,19 @@ from fedpick.sim.examples import Examples
 from fedpick.sim.settings import LocalTraining
 from fedpick.sim.torch_engine.task import TorchTask
 
-__all__ = ["MiniBatches", "Model", "Replica", "Trainer", "as_inputs", "draw", "seed_of", "stacked_outputs", "trained"]
+__all__ = [
+    "MiniBatches",
+    "Model",
+    "Replica",
+    "Trainer",
+    "as_inputs",
+    "descend",
+    "draw",
+    "penalty",
+    "seed_of",
+    "stacked_outputs",
+    "trained",
+]
 
 Tensor = Any
 _GENERATOR = Lock()
@@ -93,6 +106,17 @@ class MiniBatches(NamedTuple):
     counts: BoolArray
     """(sum of steps, B) which of them count."""
 
+    def apart(self) -> Iterator[MiniBatches]:
+        """The mini-batches of every client alone, in the order of the cohort."""
+        first = np.cumsum(self.active) - self.active
+        for client in np.argsort(self.places):
+            only = slice(client, client + 1)
+            (steps,) = self.steps[only]
+            lines = first[:steps] + client
+            keys = hashing.Key(self.keys.high[only], self.keys.low[only])
+            ones = np.ones(steps, np.int64)
+            yield MiniBatches(self.places[only], keys, self.steps[only], ones, self.rows[lines], self.counts[lines])
+
     def shares(self) -> NDArray[np.float32]:
         """(sum of steps, B) how much every example counts in the mean loss of its mini-batch."""
         counted = np.maximum(np.count_nonzero(self.counts, axis=1, keepdims=True), 1)
@@ -134,40 +158,40 @@ class Trainer(NamedTuple):
     random: bool
     """Whether the module draws random numbers while it trains."""
     program: Any = None
-    """`step` for a whole mini-batch as one program; None: the module cannot be recorded. See `tracing`."""
+    """Several steps on whole mini-batches as one program; None: the module cannot be recorded. See `tracing`."""
 
-    def step(self, replica: Replica, x: Tensor, y: Tensor, shares: Tensor, *random: Any) -> list[Tensor]:
+    def step(self, replica: Replica, rows: Tensor, y: Tensor, shares: Tensor, *random: Any) -> tuple[Tensor, ...]:
         """The losses of a mini-batch, and the gradient of their sum weighted by `shares`."""
-        losses = self.task.loss(self._outputs(replica, x, *random), y).float()
+        losses = self.task.loss(self._outputs(replica, as_inputs(rows, self.shape), *random), y).float()
         gradient = torch.autograd.grad(losses, replica.weights, shares, allow_unused=True, materialize_grads=True)
-        return [losses.detach(), *gradient]
+        return losses.detach(), list(gradient)
 
     def one(self, replica: Replica, model: Model, batches: MiniBatches, lr: float) -> Tensor:
         """Train the replica as the only client of these mini-batches; return the (1,) mean training loss."""
         replica.load(model, train=True)
-        weights = replica.weights
-        solver = _Solver(self.local, self.task.ridge, weights, lr)
-        total = torch.zeros((), device=self.x.device)
+        weights, ridge, device = replica.weights, self.task.ridge, self.x.device
+        solver = Solver.of(self.local, ridge, weights, lr)
+        total = torch.zeros((), device=device)
         shares = batches.shares()
         counts, width = shares > 0, shares.shape[1]
         # Up to half of the program's batch may be examples that do not count: without it a step takes longer.
-        programs = (self.program is not None) & (2 * np.count_nonzero(counts, axis=1) >= width)
-        every, share_of = (torch.from_numpy(values).to(self.x.device) for values in (batches.rows, shares))
-        for step, whole in enumerate(programs.tolist()):
-            index, share = every[step], share_of[step]
-            if not whole:
-                chosen = torch.from_numpy(counts[step]).to(self.x.device)
-                index, share = index[chosen], share[chosen]
-            x, y = as_inputs(self.x.index_select(0, index), self.shape), self.y.index_select(0, index)
-            with torch.set_grad_enabled(not whole):
-                losses, *gradient = (
-                    self.program(*weights, x, y, share)
-                    if whole
-                    else self.step(replica, x, y, share, batches.keys, step)
-                )
-            with torch.no_grad():
-                total += (losses * share).sum() + self.ridge(weights)
-                solver.descend(weights, gradient)
+        whole = (self.program is not None) & (2 * np.count_nonzero(counts, axis=1) >= width)
+        every, share_of = (torch.from_numpy(values).to(device) for values in (batches.rows, shares))
+        for recorded, steps in groupby(range(len(whole)), whole.tolist().__getitem__):
+            if recorded:
+                first, *rest = steps
+                part = slice(first, first + len(rest) + 1)
+                with torch.no_grad():
+                    total += self.program(weights, self.x, self.y, every[part], share_of[part], ridge, *solver)
+                continue
+            for step in steps:
+                chosen = torch.from_numpy(counts[step]).to(device)
+                index, share = every[step][chosen], share_of[step][chosen]
+                x, y = self.x.index_select(0, index), self.y.index_select(0, index)
+                losses, gradient = self.step(replica, x, y, share, batches.keys, step)
+                with torch.no_grad():
+                    total += (losses * share).sum() + penalty(weights, ridge)
+                    descend(weights, gradient, *solver)
         return (total / max(len(batches.rows), 1)).reshape(1)
 
     def _outputs(self, replica: Replica, x: Tensor, key: hashing.Key | None = None, step: int = 0) -> Tensor:
@@ -190,7 +214,7 @@ class Trainer(NamedTuple):
         replica.load(model, train=True)
         every, width = len(batches.places), batches.rows.shape[1]
         stack = [_stack(weight.detach(), every).requires_grad_() for weight in replica.weights]
-        solver = _Solver(self.local, self.task.ridge, stack, lr)
+        solver = Solver.of(self.local, self.task.ridge, stack, lr)
         total = torch.zeros(every, device=self.x.device)
         index = torch.from_numpy(batches.rows.reshape(-1)).to(self.x.device)
         shares = torch.from_numpy(batches.shares()).to(self.x.device).view(-1)
@@ -204,44 +228,68 @@ class Trainer(NamedTuple):
             losses = self.task.loss(outputs, self.y.index_select(0, index[part])).float()
             gradient = torch.autograd.grad(losses, weights, shares[part], allow_unused=True, materialize_grads=True)
             with torch.no_grad():
-                total[:active] += (losses * shares[part]).view(active, width).sum(dim=1) + self.ridge(weights, True)
-                solver.descend(weights, gradient, active)
+                total[:active] += (losses * shares[part]).view(active, width).sum(dim=1)
+                if self.task.ridge:
+                    total[:active] += torch.vmap(penalty, (0, None))(weights, self.task.ridge)
+                descend(weights, list(gradient), *solver.first(active))
         steps = torch.from_numpy(np.maximum(batches.steps, 1)).to(self.x.device)
         return [weight.detach() for weight in stack], total / steps
 
-    def ridge(self, weights: Sequence[Tensor], stacked: bool = False) -> Any:
-        """The ridge term of the loss; of every client if the weights are stacked."""
-        if not self.task.ridge:
-            return 0.0
-        squares = [
-            (weight * weight).flatten(1).sum(dim=1) if stacked else (weight * weight).sum() for weight in weights
-        ]
-        return 0.5 * self.task.ridge * sum(squares)
+
+class Solver(NamedTuple):
+    """The state and the settings of SGD, with PyTorch's form of momentum and decay: arguments of `descend`."""
+
+    received: list[Tensor]
+    """The received weights; empty without a proximal term."""
+    velocity: list[Tensor]
+    """Empty without momentum."""
+    lr: float
+    momentum: float
+    proximal: float
+    decay: float
+
+    @classmethod
+    def of(cls, local: LocalTraining, ridge: float, weights: Sequence[Tensor], lr: float) -> Solver:
+        """The state before the first step."""
+        received = [weight.detach().clone() for weight in weights] if local.proximal else []
+        velocity = [torch.zeros_like(weight) for weight in weights] if local.momentum else []
+        return cls(received, velocity, lr, local.momentum, local.proximal, local.weight_decay + ridge)
+
+    def first(self, active: int) -> Solver:
+        """The part of the first `active` of stacked clients."""
+        received, velocity = ([each[:active] for each in kept] for kept in (self.received, self.velocity))
+        return self._replace(received=received, velocity=velocity)
 
 
-class _Solver:
-    """SGD in place, with PyTorch's form of momentum and decay."""
+def descend(
+    weights: list[torch.Tensor],
+    gradient: list[torch.Tensor],
+    received: list[torch.Tensor],
+    velocity: list[torch.Tensor],
+    lr: float,
+    momentum: float,
+    proximal: float,
+    decay: float,
+) -> None:
+    """Take one step, in place. TorchScript compiles this function, too."""
+    if decay != 0.0:
+        gradient = torch._foreach_add(gradient, weights, alpha=decay)
+    if proximal != 0.0:
+        gradient = torch._foreach_add(gradient, torch._foreach_sub(weights, received), alpha=proximal)
+    if momentum != 0.0:
+        torch._foreach_mul_(velocity, momentum)
+        torch._foreach_add_(velocity, gradient)
+        gradient = velocity
+    torch._foreach_add_(weights, gradient, alpha=-lr)
 
-    def __init__(self, local: LocalTraining, ridge: float, weights: Sequence[Tensor], lr: float) -> None:
-        self.lr, self.momentum, self.proximal = lr, local.momentum, local.proximal
-        self.decay = local.weight_decay + ridge
-        self.received = [weight.detach().clone() for weight in weights] if local.proximal else []
-        self.velocity = [torch.zeros_like(weight) for weight in weights] if local.momentum else []
 
-    def descend(self, weights: Sequence[Tensor], gradient: Sequence[Tensor], active: int | None = None) -> None:
-        """Take one step; only with the first `active` of stacked clients, whose weights these are then."""
-        received, velocity = self.received, self.velocity
-        if active is not None:
-            received, velocity = ([each[:active] for each in kept] for kept in (received, velocity))
-        if self.decay:
-            gradient = torch._foreach_add(gradient, weights, alpha=self.decay)
-        if self.proximal:
-            gradient = torch._foreach_add(gradient, torch._foreach_sub(weights, received), alpha=self.proximal)
-        if self.momentum:
-            torch._foreach_mul_(velocity, self.momentum)
-            torch._foreach_add_(velocity, gradient)
-            gradient = velocity
-        torch._foreach_add_(weights, gradient, alpha=-self.lr)
+def penalty(weights: list[torch.Tensor], ridge: float) -> torch.Tensor:
+    """The ridge term of the loss. TorchScript compiles this function, too."""
+    total = torch.zeros((), device=weights[0].device)
+    if ridge != 0.0:
+        for weight in weights:
+            total = total + 0.5 * ridge * (weight * weight).sum()
+    return total
 
 
 def _stack(weight: Tensor, count: int) -> Tensor:
