@@ -1,4 +1,4 @@
-"""Training steps as one program: the operations of a step are recorded once, and TorchScript runs all steps of a client.
+"""Training steps as one program: a step is recorded once, and TorchScript repeats it for all steps of a client.
 
 Such a program costs Python one call per client and holds Python's lock only while it starts. Threads that train clients
 side by side then do not wait for each other. Convolutions stay outside: TorchScript cannot record their gradient, and
