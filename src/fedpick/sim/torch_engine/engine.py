@@ -275,8 +275,10 @@ class TorchEngine:
                 batches = draw(self.local, self.examples, work, places)
                 yield from [batches] if self.group > 1 else batches.apart()
 
+        train = partial(self._train_piece, params, work)
+        alone = self.group > 1 and pieces == 1  # then another thread would only cost time
         try:
-            for answers in in_threads(partial(self._train_piece, params, work), drawn(), self.threads):
+            for answers in map(train, drawn()) if alone else in_threads(train, drawn(), self.threads):
                 yield from answers
             if not self._trainer.random and not torch.equal(state, torch.get_rng_state()):
                 raise InvalidInput(
