@@ -135,18 +135,18 @@ def test_every_python_block_runs(page, tmp_path, monkeypatch, request):
         assert fedpick.Session.load("run/policy").round == 3
 
 
-@pytest.mark.parametrize("policy", ["afl", "rpow-d"])
+@pytest.mark.parametrize("policy", ["herd", "afl", "rpow-d"])
 def test_the_loop_in_the_readme_reports_what_every_policy_learns_from(policy, tmp_path, monkeypatch):
     """`afl` and `rpow-d` learn from reports alone; without them they would select at random."""
     (block,) = python_blocks(ROOT / "README.md")
-    shown = 'get("pow-d", num_candidates=4)'
+    shown = 'get("herd")'
     assert shown in block
     code = block.replace(shown, f'get("{policy}")').replace("range(3)", "range(30)")
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "page"}
     exec(compile(code, "README.md", "exec"), namespace)
     diagnostics = namespace["selection"].diagnostics
-    assert diagnostics["known"] == 5 if policy == "afl" else "unanswered" not in diagnostics
+    assert "unanswered" not in diagnostics if policy == "rpow-d" else diagnostics["known"] == 5
 
 
 def test_blocks_that_are_not_run_say_why():
