@@ -76,7 +76,7 @@ SETTINGS = {
     "fmnist-dirichlet-0.3": Setting("power-of-choice-fmnist.toml#alpha0.3-c0.03", 150, "accuracy"),
     "poc-synthetic-1": Setting("power-of-choice-synthetic.toml#1", 400, "objective"),
     "poc-synthetic-3": Setting("power-of-choice-synthetic.toml#3", 400, "objective"),
-    "quadratic-30": Setting("power-of-choice-quadratic.toml#30-brief", 5000, "objective"),
+    "quadratic-30": Setting("arena-quadratic.toml", 5000, "objective"),
     "synthetic-idl": Setting("fedgs-table2-synthetic.toml#IDL", 1000, "loss"),
     "synthetic-ldf": Setting("fedgs-table2-synthetic.toml#LDF-0.7", 1000, "loss"),
     "synthetic-mdf": Setting("fedgs-table2-synthetic.toml#MDF-0.7", 1000, "loss"),

@@ -53,7 +53,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--title", default="arena: fmnist-2spc", help="title of the experiment")
     options = parser.parse_args(arguments)
     with closing(open_store(options.store)) as store:
-        (experiment,) = [each for each in store.experiments() if each.title == options.title]
+        titled = [each for each in store.experiments() if each.title == options.title]
+        experiment = max(titled, key=lambda each: len(store.runs(each.id)))  # the one with the most seeds
         results = analysis.load_results(store, experiment)
     found = {policy.label: policy for policy in results.policies}
     print(draw([found[label] for label in POLICIES], options.picture))

@@ -115,6 +115,12 @@ def test_parameters_of_the_wrong_kind(value):
         registry.get("ca-fed", minimum_loss=3.0)
 
 
+def test_a_weight_that_overflows_is_refused():
+    """With 1e308 the distances of FedGS became infinite, and the search took one client five times."""
+    with pytest.raises(InvalidInput, match="alpha"):
+        registry.get("fedgs", alpha=1e308)
+
+
 def test_logs_that_are_no_logs(tmp_path):
     (tmp_path / "a.csv").write_bytes("client,time,state\né,1,2\n".encode("latin-1"))
     with pytest.raises(DataError, match="UTF-8"):

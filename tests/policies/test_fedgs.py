@@ -345,7 +345,7 @@ def test_what_it_needs_is_asked_for_at_the_door():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alpha": -1.0}, "'alpha' parameter of FedGS must be a finite number of at least 0. Got -1.0"),
+        ({"alpha": -1.0}, r"'alpha' parameter of FedGS must be a number in \[0, 1e100\]. Got -1.0"),
         ({"epsilon": 1.5}, r"'epsilon' .* must be a number in \[0, 1\]"),
         ({"sigma2": 0.0}, "'sigma2'"),
         ({"similarity": "label"}, "'similarity' .* must be 'labels', 'features', 'products', 'updates' or 'outputs'"),

@@ -220,3 +220,11 @@ def test_the_chi_square_divergence_is_finite_once_every_client_entered_the_model
     results = analysis.load_results(store, store.experiment())
     far = tables.distance_table(results, {run.id: account})
     assert far.cells() == [["uniform", "0.200", "0.160", "0.200"]]
+
+
+def test_settings_without_a_name_of_the_availability_are_told_in_a_sentence(tmp_path):
+    store = make_store(tmp_path / "a.sqlite", make_spec(("uniform",), seeds=1))
+    (run,) = store.runs(store.experiment().id)
+    damaged = dataclasses.replace(run, settings={**run.settings, "availability": {"history": 3}})
+    with pytest.raises(InvalidInput, match="name no availability"):
+        groups._rebuilt_trace(store, damaged)

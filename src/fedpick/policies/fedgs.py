@@ -116,7 +116,7 @@ class FedGS(Policy[FedGSState]):
         }"""
 
     def __post_init__(self) -> None:
-        number(self, "alpha", "[0, inf)")
+        number(self, "alpha", "[0, 1e100]")  # products with a larger one overflow
         number(self, "epsilon", "[0, 1]")
         number(self, "sigma2", "(0, inf)")
         choice(self, "similarity", _NEEDS)

@@ -177,6 +177,8 @@ def _rebuilt_trace(store: Store, run: Run) -> availability.Trace:
     clients = Clients(num_examples=facts.num_examples, label_histogram=histogram)
     refuse_changed_files(run.manifest, run.settings, ["availability"])
     options = {key: value for key, value in run.settings["availability"].items() if key != "history"}
+    if "name" not in options:
+        raise InvalidInput(f"The settings of {run.label} name no availability. Run `fedpick verify` on the store.")
     seed = options.pop("seed", run.seed)
     return availability.get(options.pop("name"), **options).start(clients, seed)
 
