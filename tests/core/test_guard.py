@@ -8,7 +8,7 @@ import fedpick
 from fedpick import Clients, Guard, Outcome, Session
 from fedpick.core import checkpoint, guard
 from fedpick.core.errors import InvalidInput
-from fedpick.core.guard import limit_reference
+from fedpick.core.guard import guard_of, limit_reference
 
 COUNT = 40
 
@@ -294,6 +294,12 @@ def test_a_bound_on_places_holds_for_groups_and_is_resumed_and_grown(tmp_path):
 def test_groups_are_small_whole_numbers(bad):
     with pytest.raises(InvalidInput, match="group"):
         Clients(num_examples=np.ones(3), group=np.array(bad))
+
+
+def test_a_table_of_options_is_a_guard():
+    assert guard_of({"exclude": True, "most_places": 3}) == Guard(exclude=True, most_places=3.0)
+    with pytest.raises(InvalidInput, match="most_places"):
+        guard_of({"most_place": 3.0})
 
 
 @pytest.mark.parametrize("which", ["mild", "strict", Guard(most_places=3.0)])

@@ -42,7 +42,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -212,12 +212,18 @@ _GUARDS = {
 _UNMET, _NEWCOMER, _ESTABLISHED = 0, 1, 2
 
 
-def guard_of(given: Guard | str) -> Guard:
-    """Return the guard of this name, or the guard itself."""
+def guard_of(given: Guard | str | Mapping[str, Any]) -> Guard:
+    """Return the guard of this name, the guard with these options, or the guard itself."""
     if isinstance(given, Guard):
         return given
+    options = [item.name for item in fields(Guard)]
+    if isinstance(given, Mapping) and set(given) <= set(options):
+        return Guard(**given)
     if not (isinstance(given, str) and given in _GUARDS):
-        raise InvalidInput(f"guard must be 'off', 'mild', 'strict' or a fedpick.Guard. Got {given!r}.")
+        raise InvalidInput(
+            f"guard must be 'off', 'mild', 'strict', or a fedpick.Guard or table with {', '.join(options)}. "
+            f"Got {given!r}."
+        )
     return _GUARDS[given]
 
 
