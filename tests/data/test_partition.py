@@ -310,6 +310,14 @@ def test_a_mixture_has_clients_with_few_labels_and_clients_with_all():
     assert federation.sizes[:5].sum() == federation.sizes[5:].sum()
 
 
+def test_partitions_with_groups_fill_the_table():
+    mixture = data.partition(balanced(), "dirichlet-mixture", num_clients=7, alphas=[0.1, 1.0, 100.0])
+    assert mixture.clients().group.tolist() == [0, 0, 0, 1, 1, 2, 2]
+    clustered = data.partition(balanced(), "clustered", num_clients=7, num_clusters=3, assignment="round-robin")
+    assert clustered.clients().group.tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert data.partition(balanced(), "iid", num_clients=7).clients().group is None
+
+
 def test_a_mixture_needs_a_client_per_alpha():
     with pytest.raises(InvalidInput, match="at least one client per alpha"):
         data.partition(balanced(), "dirichlet-mixture", num_clients=4)

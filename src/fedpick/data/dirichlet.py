@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.availability.markov import cluster_of_clients
-from fedpick.core.arrays import FloatArray
+from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.validation import assign, choice, number, require, whole
 from fedpick.data.dealers import Owners, deal_counts, deal_evenly, ensure, fill_empty, require_examples
@@ -269,6 +269,11 @@ class DirichletMixture:
             owner[rows] = members[dealer.deal(labels[rows], len(members), rng)]
         return fill_empty(owner, num_clients, rng)
 
+    def groups(self, num_clients: int) -> IntArray:
+        """(N,) the position of every client's alpha."""
+        parts = np.array_split(np.arange(num_clients), len(self.alphas))
+        return np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Clustered:
@@ -301,7 +306,7 @@ class Clustered:
     def deal(self, labels: NDArray[Any], num_clients: int, rng: np.random.Generator) -> Owners:
         """(n,) the client of every example."""
         self.check_clients(num_clients)
-        cluster = cluster_of_clients(num_clients, self.num_clusters, self.assignment)
+        cluster = self.groups(num_clients)
         # Every client needs an example, so a cluster needs at least one per member.
         largest = int(np.bincount(cluster).max())
         require_examples(len(labels), self.num_clusters, per_client=largest)
@@ -321,6 +326,10 @@ class Clustered:
             members = np.flatnonzero(cluster == index).astype(np.int32)
             owner[rows] = members[deal_evenly(len(rows), len(members), rng)]
         return owner
+
+    def groups(self, num_clients: int) -> IntArray:
+        """(N,) the cluster of every client."""
+        return cluster_of_clients(num_clients, self.num_clusters, self.assignment)
 
 
 def least_norm_sizes(

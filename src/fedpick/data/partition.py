@@ -195,8 +195,12 @@ class Partition:
             std=dataset.std,
             features=dataset.client_features if natural else None,
             stated_sizes=dataset.client_sizes if natural else None,
+            group=self._groups(len(offsets) - 1),
             info={"seed": self.seed, "holdout": self.holdout, "split": self.split, **options},
         )
+
+    def _groups(self, num_clients: int) -> NDArray[np.int64] | None:
+        return self.dealer.groups(num_clients) if isinstance(self.dealer, (Clustered, DirichletMixture)) else None
 
 
 def partition(dataset: Dataset, name: str, **options: Any) -> Federation:

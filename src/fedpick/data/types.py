@@ -150,6 +150,8 @@ class Federation:
     """(N, F) oracle features, where the generator knows them."""
     stated_sizes: NDArray[np.float64] | None = None
     """(N,) sizes that stand in for the number of rows (the quadratic)."""
+    group: NDArray[np.int64] | None = None
+    """(N,) the number of each client's group; the partitions `clustered` and `dirichlet-mixture` know it."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Options and facts about the partition."""
 
@@ -234,6 +236,7 @@ class Federation:
             num_examples=sizes.astype(np.float64),
             label_histogram=floats(self.label_histogram),
             features=floats(self.features),
+            group=self.group,
         )
 
     def packed(self) -> Federation:
