@@ -31,6 +31,22 @@ def test_liars_are_a_function_of_the_seed_and_the_share():
     np.testing.assert_array_equal(np.flatnonzero(replace(attacks, clients=(3, 7)).liars(0, 9)), [3, 7])
 
 
+def test_liars_may_all_come_from_one_group():
+    group = np.arange(50) % 5
+    attacks = Attacks(kind="inflate", share=0.5, group=3)
+    lying = attacks.liars(4, 50, group)
+    assert lying.sum() == 5 and (group[lying] == 3).all()
+    assert replace(attacks, share=1.0).liars(4, 50, group).sum() == 10
+    with pytest.raises(InvalidInput, match="needs groups"):
+        attacks.liars(4, 50)
+    with pytest.raises(InvalidInput, match="no client is in group 9"):
+        replace(attacks, group=9).liars(4, 50, group)
+    clients = replace(make_federation().clients(), group=np.array([0, 1, 1, 0, 1, 0]))
+    simulator = simulator_with(Attacks(kind="flip", share=1.0, group=1), clients=clients)
+    assert simulator.settings()["attacks"]["clients"] == np.flatnonzero(simulator.lying).tolist() == [1, 2, 4]
+    assert "group" not in simulator_with(Attacks(kind="flip")).settings()["attacks"]  # older runs can be resumed
+
+
 @pytest.mark.parametrize(("kind", "factor"), [("inflate", 100.0), ("deflate", 0.01), ("alternate", 100.0)])
 def test_false_losses_reach_probes_and_reports_and_change_no_model(kind, factor):
     honest, lied_to = simulator_with(), simulator_with(Attacks(kind=kind, clients=(1, 4)))
@@ -154,6 +170,8 @@ def test_sybils_come_under_fresh_rows_and_resume():
         {"kind": "inflate-deflate"},
         {"kind": "flip", "share": 1.5},
         {"kind": "flip", "clients": (0.5,)},
+        {"kind": "flip", "clients": (1,), "group": 0},
+        {"kind": "flip", "group": -1},
     ],
 )
 def test_impossible_attacks_are_refused(bad):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedpick.core.arrays import BoolArray
+from fedpick.core.errors import InvalidInput
+from fedpick.core.guard import guard_of
 from fedpick.experiments.settings import typed
 from fedpick.report.analysis import RunResults
 from fedpick.sim import Attacks
@@ -17,7 +19,17 @@ def liars_of(results: RunResults) -> BoolArray | None:
     settings = results.run.settings
     if not settings.get("attacks"):
         return None
-    return typed(Attacks, settings["attacks"]).liars(settings["seed"], len(results.counts))
+    attacks = typed(Attacks, settings["attacks"])
+    if attacks.group is None:
+        return attacks.liars(settings["seed"], len(results.counts))
+    lying = np.zeros(len(results.counts), dtype=bool)
+    try:
+        lying[results.run.manifest["simulator"]["attacks"]["clients"]] = True
+    except (KeyError, IndexError, TypeError) as error:
+        raise InvalidInput(
+            f"The manifest of {results.run.label} does not name its liars. Run `fedpick verify` on the store."
+        ) from error
+    return lying
 
 
 def captured(results: RunResults) -> float | None:
@@ -34,7 +46,7 @@ def over_fair(results: RunResults) -> float | None:
 
 def _first_rounds(results: RunResults) -> np.ndarray | None:
     """(N,) the first round in which the guard distrusted each client; NaN: never. None without a guard or liars."""
-    if liars_of(results) is None or results.run.settings.get("guard") == "off":
+    if liars_of(results) is None or not guard_of(results.run.settings.get("guard", "mild")).cut:
         return None
     first = np.full(len(results.counts), np.nan)
     for index, notes in enumerate(results.rounds["diagnostics"]):

@@ -9,11 +9,12 @@ face the same liars.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
-from fedpick.core.arrays import BoolArray, FloatArray
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.validation import is_whole, number, require, whole
@@ -47,7 +48,9 @@ class Attacks:
     share: float = 0.2
     """Of the clients that lie, rounded to whole clients; which of them is drawn at random."""
     clients: tuple[int, ...] = ()
-    """The clients that lie, instead of a share: for example all clients of one region."""
+    """The clients that lie, instead of a share."""
+    group: int | None = None
+    """Draw the liars from this group of `Clients.group` alone; `share` is then that of its clients. None: from all."""
     factor: float = 100.0
     scale: float = 10.0
     seed: int | None = None
@@ -65,14 +68,17 @@ class Attacks:
             number(self, name, "(0, inf)")
         whole(self, "seed", 0, most=2**64 - 1, optional=True)
         require(all(is_whole(each, 0) for each in self.clients), self, "clients", "a list of whole numbers")
+        whole(self, "group", 0, optional=True)
+        if self.clients and self.group is not None:
+            raise InvalidInput("Attacks take clients or a group, not both. Leave out one of them.")
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The single lies."""
         return tuple(self.kind.split("-"))
 
-    def liars(self, seed: int, num_clients: int) -> BoolArray:
-        """(N,) who lies. Clients that are not in the table raise."""
+    def liars(self, seed: int, num_clients: int, group: IntArray | None = None) -> BoolArray:
+        """(N,) who lies; `group` is that of the clients' table. Clients and groups that are not in the table raise."""
         lying = np.zeros(num_clients, dtype=bool)
         if self.clients:
             if max(self.clients) >= num_clients:
@@ -80,8 +86,30 @@ class Attacks:
             lying[list(self.clients)] = True
             return lying
         rng = stream(seed if self.seed is None else self.seed, 0, Purpose.ATTACKS)
-        lying[rng.permutation(num_clients)[: round(self.share * num_clients)]] = True
+        members = np.arange(num_clients) if self.group is None else self._members(group)
+        lying[members[rng.permutation(len(members))[: round(self.share * len(members))]]] = True
         return lying
+
+    def _members(self, group: IntArray | None) -> IntArray:
+        """The clients of the attacking group."""
+        if group is None:
+            raise InvalidInput(
+                f"[attacks]: group = {self.group} needs groups of clients. Set groups in [run], such as groups = 10, "
+                "or Clients.group in Python."
+            )
+        members = np.flatnonzero(group == self.group)
+        if len(members) == 0:
+            raise InvalidInput(f"[attacks]: no client is in group {self.group}. The groups go up to {group.max()}.")
+        return members
+
+    def settings(self, lying: BoolArray) -> dict[str, Any]:
+        """Everything that decides the numbers, as plain values. With a group, the liars (N,) drawn from it."""
+        values = asdict(self)
+        if self.group is None:
+            del values["group"]
+        else:
+            values["clients"] = np.flatnonzero(lying).tolist()
+        return values
 
     def losses(self, values: FloatArray, lying: BoolArray, round: int) -> FloatArray:
         """(d,) the losses that the clients tell instead of their true `values`."""

@@ -147,8 +147,10 @@ class Simulator:
         self.local, self.server = local, server or ServerStep()
         self.seed, self.faults, self.losses_on = seed, faults, losses_on
         self.attacks = attacks
-        self.lying = np.zeros(len(self.clients), bool) if attacks is None else attacks.liars(seed, len(self.clients))
+        self.lying = np.zeros(len(self.clients), bool)
         """(N,) the clients that lie."""
+        if attacks is not None:
+            self.lying = attacks.liars(seed, len(self.clients), self.clients.group)
         self.sketch, self.noise_examples = sketch, noise_examples
         self.engine: Engine = self.task.engine(self.examples, local, self.server, seed=seed, shards=shards, group=group)
         self.params, self.velocity = self.engine.init()
@@ -204,7 +206,7 @@ class Simulator:
             "local": asdict(self.local),
             "server": self.server.settings(),
             "faults": None if self.faults is None else asdict(self.faults),
-            **({} if self.attacks is None else {"attacks": asdict(self.attacks)}),
+            **({} if self.attacks is None else {"attacks": self.attacks.settings(self.lying)}),
             "seed": self.seed,
             "losses_on": self.losses_on,
             "sketch": self.sketch,
