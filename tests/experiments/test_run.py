@@ -20,7 +20,7 @@ from fedpick.experiments.run import build, refuse_early
 from fedpick.experiments.runner import run
 from fedpick.experiments.spec import SpecError, parse_spec
 from fedpick.experiments.store import Store
-from fedpick.report import analysis, tables
+from fedpick.report import analysis, lies, tables
 
 
 def small_spec(policies=("uniform", "pow-d"), **changes):
@@ -79,6 +79,57 @@ def test_every_record_is_there(tmp_path):
         assert store.federation(each.federation_id).label_histogram.sum() == 1438  # 80 % of the digits
     drawn = tables.tables_of(analysis.load_results(store, report.experiment))
     assert [line[0] for line in drawn[0].lines] == ["uniform", "pow-d"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "changes", "expected"),
+    [
+        (4, {}, np.arange(12) // 3),
+        ([0, 5] * 6, {}, [0, 5] * 6),
+        ("cluster", {"availability": {"name": "clustered", "num_clusters": 2}}, np.arange(12) // 6),
+        (None, {"partition": {"name": "clustered", "num_clients": 12, "num_clusters": 3}}, np.arange(12) // 4),
+        ("cluster", {"partition": {"name": "clustered", "num_clients": 12, "num_clusters": 3}}, np.arange(12) // 4),
+        (
+            "availability",
+            {"availability": {"name": "markov", "availability": [0.9] * 4 + [0.2] * 8}},
+            [2] * 4 + [0] * 8,
+        ),
+    ],
+)
+def test_groups_of_clients_are_in_the_table(groups, changes, expected):
+    spec = small_spec(run={} if groups is None else {"groups": groups}, **changes)
+    built = build(spec.settings_of(spec.policies[0], 0))
+    np.testing.assert_array_equal(built.session.clients.group, expected)
+    np.testing.assert_array_equal(built.simulator.clients.group, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run": {"groups": "cluster"}}, "needs clusters"),
+        ({"run": {"groups": [0, 1]}}, "Clients.group must have the shape"),
+        ({"attacks": {"kind": "flip", "group": 1}}, "needs groups of clients"),
+    ],
+)
+def test_groups_that_do_not_exist_are_refused_before_the_first_round(changes, message):
+    spec = small_spec(**changes)
+    with pytest.raises(InvalidInput, match=message):
+        refuse_early([spec.settings_of(spec.policies[0], 0)])
+
+
+def test_the_places_of_an_attacking_group_are_bounded_and_reported(tmp_path):
+    """Six liars of one group take turns: none of them has too many places, only the group has."""
+    captured = {}
+    for groups in (12, 2):  # every client alone; two groups of six
+        attacks = {"kind": "inflate", "clients": list(range(6))} if groups == 12 else {"kind": "inflate", "group": 0}
+        options = {"guard": {"cut": False, "most_places": 1.0}, "groups": groups, "rounds": 30, "losses_every": 30}
+        spec = small_spec(["rpow-d"], attacks={"share": 1.0, **attacks}, run=options)
+        store = Store(tmp_path / f"{groups}.sqlite")
+        (policy,) = analysis.load_results(store, run(spec, store, processes=1).experiment).policies
+        results = policy.runs[0]
+        np.testing.assert_array_equal(np.flatnonzero(lies.liars_of(results)), np.arange(6))
+        captured[groups] = lies.captured(results)
+    assert captured[2] < captured[12] - 0.05
 
 
 def test_one_seed_gives_all_policies_the_same_start():

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from fedpick.core.guard import Guard, guard_of
 from fedpick.experiments.settings import build_settings
 from fedpick.experiments.spec import SpecError, load_spec, parse_spec
 from fedpick.sim import Attacks
@@ -196,8 +198,37 @@ def test_attacks_and_guard_enter_the_identity_only_where_they_are_given():
     assert (told["attacks"], told["guard"]) == ({"kind": "flip"}, "strict")
     parts = build_settings(told)
     assert parts.attacks == Attacks(kind="flip")
-    assert parts.guard == "strict"
+    assert parts.guard == guard_of("strict")
     with pytest.raises(SpecError, match="inflate"):
         parse_spec({**content, "attacks": {"kind": "bribe"}})
     with pytest.raises(SpecError, match="guard"):
         parse_spec({**content, "run": {**content["run"], "guard": "severe"}})
+
+
+def test_groups_and_options_of_the_guard_enter_the_identity_only_where_they_are_given():
+    plain = tiny_spec()
+    content = plain.to_dict()
+    assert not {"groups", "guard"} & (set(content["run"]) | set(plain.settings_of(plain.policies[0], 0)))
+    table = {"exclude": True, "most_places": 3.0}
+    given = parse_spec({**content, "run": {**content["run"], "guard": table, "groups": [0, 1] * 12}})
+    assert given.hash != plain.hash
+    told = given.settings_of(given.policies[0], 0)
+    assert (told["guard"], told["groups"]) == (table, [0, 1] * 12)
+    assert parse_spec(given.to_dict()).hash == given.hash
+    parts = build_settings(json.loads(json.dumps(told)))
+    assert parts.guard == Guard(exclude=True, most_places=3.0)
+    assert parts.groups == (0, 1) * 12
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("guard", "{ most_place = 3.0 }", "Did you mean 'most_places'"),
+        ("guard", "{ most_places = 0.5 }", "at least 1"),
+        ("groups", "'region'", "'cluster' or 'availability'"),
+        ("groups", "0", "at least 1"),
+        ("groups", "['a']", "a list of whole numbers"),
+    ],
+)
+def test_wrong_groups_and_options_of_the_guard_are_refused(tmp_path, key, value, message):
+    assert message in refusal(tmp_path, "[run]", f"[run]\n{key} = {value}")

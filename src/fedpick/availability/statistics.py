@@ -1,4 +1,4 @@
-"""Statistics of a trace, and how fast the estimators learn it; computed round by round."""
+"""Statistics of a trace, groups of its clients, and how fast the estimators learn it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,31 @@ from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.types import Clients
 
-__all__ = ["EstimationErrors", "TraceStatistics", "estimation_error_curve", "measure_trace"]
+__all__ = [
+    "GROUPINGS",
+    "EstimationErrors",
+    "TraceStatistics",
+    "estimation_error_curve",
+    "groups_of_trace",
+    "measure_trace",
+]
+
+GROUPINGS = ("cluster", "availability")
+"""In order of preference."""
+_CORRELATED = 0.1
+
+
+def groups_of_trace(trace: Trace, grouping: str) -> IntArray | None:
+    """(N,) the number of every client's group; None if the trace has no such groups.
+
+    "cluster": the clusters of the process `clustered`. "availability": 2 for more available clients (pi_k of at least
+    1/2), and 1 more for weakly correlated ones (|lambda_k| up to 0.1).
+    """
+    if grouping == "cluster":
+        cluster: IntArray | None = getattr(trace, "cluster", None)
+        return cluster
+    numbers = 2 * (trace.availability >= 0.5) + (np.abs(trace.correlation) <= _CORRELATED)
+    return numbers.astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

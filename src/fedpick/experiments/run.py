@@ -9,16 +9,18 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import fedpick
 from fedpick.availability.logs import ReplayTrace
+from fedpick.availability.markov import cluster_of_clients
 from fedpick.availability.process import Trace
+from fedpick.availability.statistics import groups_of_trace
 from fedpick.core import checkpoint
-from fedpick.core.arrays import BoolArray, FloatArray
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import InvalidInput, MissingSignal, StateFileError
 from fedpick.core.record import RoundRecord
 from fedpick.core.registry import parameters
@@ -174,10 +176,28 @@ def show_history(session: Session, trace: Trace, rounds: int) -> None:
 
 
 def clients_and_trace(parts: RunParts, federation: Federation) -> tuple[Clients, Trace]:
-    """Return the table that policies see, with the true availability, and who is available when."""
+    """Return the table that policies see, with the true availability and the groups, and who is available when."""
     clients = federation.clients()
     trace = parts.availability.start(clients, parts.availability_seed)
-    return trace.oracle(clients), trace
+    return replace(trace.oracle(clients), group=_group_of_clients(parts.groups, clients, trace)), trace
+
+
+def _group_of_clients(groups: str | int | tuple[int, ...] | None, clients: Clients, trace: Trace) -> IntArray | None:
+    """(N,) the group of every client; see `RunSettings.groups`."""
+    if groups is None:
+        return clients.group
+    if isinstance(groups, int):
+        return cluster_of_clients(len(clients), groups)
+    if not isinstance(groups, str):
+        return np.array(groups, dtype=np.int64)
+    found = groups_of_trace(trace, groups)
+    found = clients.group if found is None else found
+    if found is None:
+        raise InvalidInput(
+            "[run]: groups = 'cluster' needs clusters: those of the availability 'clustered', or of the partition "
+            "'clustered' or 'dirichlet-mixture'. Or give a number of groups, or a list."
+        )
+    return found
 
 
 def build(settings: Mapping[str, Any]) -> FederatedRun:

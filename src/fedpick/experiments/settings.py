@@ -17,8 +17,10 @@ from typing import Any, TypeVar, Union
 
 from fedpick import availability
 from fedpick.availability.process import AvailabilityProcess
+from fedpick.availability.statistics import GROUPINGS
 from fedpick.core import registry
 from fedpick.core.errors import InvalidInput
+from fedpick.core.guard import Guard, guard_of
 from fedpick.core.policy import Policy
 from fedpick.core.validation import choice, whole
 from fedpick.data import loading
@@ -78,11 +80,21 @@ class RunSettings:
     """Loss and accuracy on the clients' validation data."""
     loss_targets: tuple[float, ...] = ()
     """Training losses (of all clients, on losses_on) for the same table; they need losses_every."""
-    guard: str = "mild"
-    """What the session does about reports that may be false: "off", "mild" or "strict"."""
+    guard: str | Mapping[str, Any] = field(default="mild", metadata={"toml": str | Guard})
+    """What the session does about reports that may be false: "off", "mild", "strict", or options of `Guard`."""
+    groups: str | int | tuple[int, ...] | None = None
+    """The groups of clients (`Clients.group`), which `Guard.most_places` and `Attacks.group` know by number.
+
+    "cluster": the clusters of the availability, or else of the partition; "availability": as in the report; a number:
+    that many groups of neighbouring clients; a list: the group of every client. None: those of the partition, if any.
+    """
 
     def __post_init__(self) -> None:
-        choice(self, "guard", ("off", "mild", "strict"))
+        guard_of(self.guard)
+        if isinstance(self.groups, str):
+            choice(self, "groups", GROUPINGS)
+        elif isinstance(self.groups, int):
+            whole(self, "groups", 1)
         for key in ("rounds", "evaluate_every"):
             whole(self, key, 1)
         for key in ("budget", "losses_every", "local_accuracy_every", "validation_every"):
@@ -135,7 +147,8 @@ class RunParts:
     losses_every: int | None
     local_accuracy_every: int | None
     validation_every: int | None
-    guard: str
+    guard: Guard
+    groups: str | int | tuple[int, ...] | None
 
 
 def build_settings(settings: Table) -> RunParts:
@@ -164,16 +177,20 @@ def build_settings(settings: Table) -> RunParts:
         losses_every=settings["losses_every"],
         local_accuracy_every=settings["local_accuracy_every"],
         validation_every=settings.get("validation_every"),
-        guard=settings.get("guard", "mild"),
+        guard=guard_of(settings.get("guard", "mild")),
+        groups=_listed(settings.get("groups")),
     )
 
 
 def _options(table: Table, *own: str) -> dict[str, Any]:
     """The options of a named thing: TOML lists as tuples, without the name and the section's own keys."""
     skipped = {"name", *own}
-    return {
-        key: tuple(value) if isinstance(value, list) else value for key, value in table.items() if key not in skipped
-    }
+    return {key: _listed(value) for key, value in table.items() if key not in skipped}
+
+
+def _listed(value: Any) -> Any:
+    """A TOML list as a tuple."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def data_of(table: Table, seed: int = 0) -> DataSettings:
@@ -221,7 +238,7 @@ def run_of(table: Table) -> RunSettings:
             raise InvalidInput(f"'seeds' must be a number from 1 to {MOST_SEEDS:,} or a list of seeds. Got {seeds}.")
         seeds = range(seeds)
     targets = {key: tuple(float(each) for each in table[key]) for key in ("targets", "loss_targets") if key in table}
-    return RunSettings(**{**table, "seeds": tuple(seeds), **targets})
+    return RunSettings(**{**table, "seeds": tuple(seeds), "groups": _listed(table.get("groups")), **targets})
 
 
 def typed(settings_class: type[T], table: Table) -> T:
@@ -233,7 +250,7 @@ def typed(settings_class: type[T], table: Table) -> T:
         if nested and isinstance(value, Mapping):
             values[key] = typed(nested[0], value)  # type: ignore[arg-type]  # is_dataclass does not narrow to a class
         else:
-            values[key] = tuple(value) if isinstance(value, list) else value
+            values[key] = _listed(value)
     return settings_class(**values)
 
 

@@ -38,7 +38,8 @@
     validation_every = 10  # optional: loss and accuracy on the clients' validation data
     targets = [0.69]       # test accuracies for the rounds-to-target table
     loss_targets = [0.7]   # optional: training losses likewise; they need losses_every
-    guard = "mild"         # optional: against false reports: "off", "mild" or "strict"
+    guard = "mild"         # optional: against false reports: "off", "mild", "strict", or { most_places = 3.0 }
+    groups = 10            # optional: groups of neighbouring clients; or "cluster", "availability", a list
 
     [[policies]]           # one row of the tables; further keys are hyper-parameters of the policy
     name = "fedcor"
@@ -194,6 +195,7 @@ class Spec(RunSettings):
         )
         attacks = {"attacks": dict(self.attacks)} if self.attacks else {}
         guard = {} if self.guard == "mild" else {"guard": self.guard}
+        groups = {} if self.groups is None else {"groups": shared["run"]["groups"]}
         return {
             **{key: shared[key] for key in ("data", "partition", "task", "availability", "faults", "simulator")},
             "local": {**self.local, **policy.local},
@@ -206,6 +208,7 @@ class Spec(RunSettings):
             **self._time(),
             **attacks,
             **guard,
+            **groups,
             "policy": {"name": policy.name, **policy.parameters},
             "seed": seed,
         }

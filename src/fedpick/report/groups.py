@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick import availability
+from fedpick.availability.statistics import GROUPINGS, groups_of_trace
 from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import FedpickError, InvalidInput
 from fedpick.core.types import Clients
@@ -44,13 +45,9 @@ __all__ = [
     "groups_of_runs",
 ]
 
-
-GROUPINGS = ("cluster", "availability")
-"""In order of preference."""
 EXCLUDED = "policy/excluded_mask"
 """Name of the stored array in which a policy reports the clients it excludes."""
 _MOST_GROUPS = 20
-_CORRELATED = 0.1
 _NAMES = (
     "less available, correlated",
     "less available, weakly correlated",
@@ -149,18 +146,15 @@ def find_groups(store: Store, run: Run, most: int = _MOST_GROUPS) -> Groups | No
 
 
 def _grouped(trace: availability.Trace, grouping: str) -> Groups | None:
+    numbers = groups_of_trace(trace, grouping)
+    if numbers is None:
+        return None
+    known, member = np.unique(numbers, return_inverse=True)
     if grouping == "cluster":
-        cluster: IntArray | None = getattr(trace, "cluster", None)
-        if cluster is None:
-            return None
-        width = len(str(cluster.max()))
-        known, member = np.unique(cluster, return_inverse=True)
+        width = len(str(known.max()))
         names = tuple(f"cluster {number:0{width}d}" for number in known)
     else:
-        # Sort codes, not strings: a million clients would need a million of them.
-        codes = 2 * (trace.availability >= 0.5) + (np.abs(trace.correlation) <= _CORRELATED)
-        known, member = np.unique(codes, return_inverse=True)
-        names = tuple(_NAMES[code] for code in known)
+        names = tuple(_NAMES[number] for number in known)
     return Groups(grouping, names, member.astype(np.int64), np.asarray(trace.correlation, np.float64))
 
 
