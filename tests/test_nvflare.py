@@ -141,6 +141,14 @@ def test_eligible_clients_only():
     assert federation._members.roster.keys == ["name:site-1", "name:site-3"]
 
 
+def test_groups_and_the_options_of_the_guard_are_plain_values():
+    groups = {"name:site-1": "north", "name:site-3": "north"}
+    federation = job(policy="rpow-d", groups=groups, guard={"most_places": 2.0})
+    federation.run()
+    assert federation._driver.session.clients.group.tolist() == [0, 1, 0, 1]
+    assert federation._driver.session.guard == fedpick.Guard(most_places=2.0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -151,6 +159,8 @@ def test_eligible_clients_only():
         ({"quorum": 1.5}, InvalidInput, "'quorum' parameter of PolicyController"),
         ({"guard": "hard"}, InvalidInput, "guard"),
         ({"eligible": ["site-1"]}, InvalidInput, "eligible must be"),
+        ({"groups": {"site-1": "north"}}, InvalidInput, "groups must be"),
+        ({"guard": {"most_place": 2.0}}, InvalidInput, "most_places"),
         ({"policy": "fedgs", "policy_options": {"similarity": "outputs"}}, MissingSignal, "NVFlare's clients cannot"),
     ],
 )

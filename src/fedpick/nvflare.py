@@ -55,6 +55,8 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
             which they are resumed; created if missing. None saves nothing but the persistor's model.
         eligible: the clients that may take part, as "name:site-1"; None: all may.
         exclude: the clients that may not.
+        groups: the group of each client, as {"name:site-1": "north"}; the others are one group together. None: there
+            are no groups.
         audit: a file on the server to which every decision is appended, see `fedpick audit`; None writes none.
         cooldown: rounds that a client rests after a round for which it was selected.
         max_share: the largest share of all rounds for which a client is selected, rounded up to whole rounds.
@@ -68,7 +70,8 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         clip_norms: scale down updates that are longer than this many times the median length in the cohort; None: none.
         reports: Outcome field -> key in the metrics, or the meta, of a result; "eval_loss" is that of a validation.
         sketch: how the server describes an update, for policies that learn from it: "head" or "count-sketch".
-        guard: what the session does about reports that may be false: "off", "mild" or "strict".
+        guard: what the session does about reports that may be false: "off", "mild", "strict", or the options of a
+            `fedpick.Guard`, as {"most_places": 3.0}.
         train_task: the name of the task that trains.
         probe_task: the name of the task that evaluates a model.
         persistor_id: of the component that loads the initial model and saves the new ones.
@@ -84,6 +87,7 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         state: str | None = None,
         eligible: Sequence[str] | None = None,
         exclude: Sequence[str] = (),
+        groups: Mapping[str, str] | None = None,
         audit: str | None = None,
         cooldown: int = 0,
         max_share: float = 1.0,
@@ -97,7 +101,7 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         clip_norms: float | None = None,
         reports: Mapping[str, str] | None = None,
         sketch: str = "head",
-        guard: str = "mild",
+        guard: str | Mapping[str, Any] = "mild",
         train_task: str = "train",
         probe_task: str = "validate",
         persistor_id: str = "persistor",

@@ -50,6 +50,64 @@ def test_tags_admit_the_clients_that_have_one(caplog):
     assert "partition:3 reported tags = 7, which counts as unknown: it must be a list of texts" in caplog.text
 
 
+GREEDY = fedpick.policies.get("pow-d", num_candidates=100)
+BOUNDED = fedpick.Guard(cut=False, most_places=1.0)
+
+
+def with_losses(count: int, loss) -> FakeGrid:
+    grid = federation(count)
+    for node in grid.nodes.values():
+        answer = {"value": loss(node.partition)}
+        alter(node, "loss", lambda content, answer=answer: content["answer"].update(answer))
+    return grid
+
+
+def test_the_places_of_a_group_are_bounded_for_newcomers_and_after_a_restart(tmp_path):
+    """The clients of one owner take turns: none of them has too many places, only the group has."""
+    north = {f"partition:{k}": "north" for k in [*range(6), 12, 13]}
+    places = {}
+    for name, groups in (("none", None), ("table", north)):
+        options = {"budget": 2, "guard": BOUNDED, "groups": groups, "state": tmp_path / name}
+        grid = with_losses(14, lambda k: 2.0 if f"partition:{k}" in north else 1.0)
+        newcomers = {node: grid.nodes.pop(node) for node in list(grid.nodes) if grid.nodes[node].partition >= 12}
+        strategy = with_policy(flower.FedAvg(), GREEDY, **options)
+        start(strategy, grid, rounds=30)
+        chosen = np.concatenate([selection.clients for selection in strategy.history])
+        places[name] = int(np.isin(chosen, range(6)).sum())
+        if groups:
+            assert strategy.session.clients.group.tolist() == [0] * 6 + [1] * 6
+            grid.nodes = newcomers  # after a restart the others are away
+            resumed = with_policy(flower.FedAvg(), GREEDY, **options)
+            start(resumed, grid, rounds=1)
+            assert resumed.session.clients.group.tolist() == [0] * 6 + [1] * 6 + [0] * 2
+    assert places["none"] == 60
+    assert 30 < places["table"] < 50  # 30 would be fair
+
+
+def test_groups_come_from_identities_tags_or_a_function(caplog):
+    facts = [{"tags": ["eu"], "owner": "a"}, {"tags": ["eu", "gpu"]}, {"owner": 7}, {}]
+
+    def owner(info, reported):
+        return reported["owner"] if reported["partition-id"] != 1 else None
+
+    for groups, expected in [
+        ({"partition:0": "north", "tag:eu": "south", "tag:gpu": 3}, ["north", "south", "", ""]),
+        (owner, ["a", "", "7", ""]),
+        (None, [""] * 4),
+    ]:
+        strategy = with_policy(flower.FedAvg(), UNIFORM, groups=groups)
+        start(strategy, with_facts(4, lambda k: facts[k]), rounds=1)
+        assert strategy.roster.groups == expected
+    assert strategy.session.clients.group is None
+    assert "The groups function failed for partition:3" in caplog.text
+
+
+@pytest.mark.parametrize("groups", [["tag:eu"], {"eu": "south"}, {"tag:eu": None}, "tag"])
+def test_groups_must_be_a_table_or_a_function(groups):
+    with pytest.raises(InvalidInput, match="groups must be a function"):
+        with_policy(flower.FedAvg(), UNIFORM, groups=groups)
+
+
 def test_a_client_rests_after_a_round(tmp_path):
     strategy = with_policy(flower.FedAvg(), UNIFORM, budget=2, cooldown=2, state=tmp_path)
     start(strategy, federation(7), rounds=9)
@@ -77,10 +135,11 @@ def test_a_round_without_rested_clients_is_told_and_the_run_goes_on(caplog):
     assert "cooldown and max_share exclude all 3 ready clients: nobody trains in round 2" in caplog.text
 
 
-def test_a_roster_of_an_older_version_has_no_counts_and_is_read(tmp_path):
+def test_a_roster_of_an_older_version_has_no_counts_and_groups_and_is_read(tmp_path):
     start(with_policy(flower.FedAvg(), UNIFORM, state=tmp_path), federation(3), rounds=2)
-    rewrite_roster(tmp_path, without=("selections", "last", "strikes", "rests_until"))
-    assert with_policy(flower.FedAvg(), UNIFORM, state=tmp_path).roster.last == [-1, -1, -1]
+    rewrite_roster(tmp_path, without=("selections", "last", "strikes", "rests_until", "groups"))
+    roster = with_policy(flower.FedAvg(), UNIFORM, state=tmp_path).roster
+    assert (roster.last, roster.groups) == ([-1] * 3, [""] * 3)
 
 
 class PacedGrid(FakeGrid):

@@ -215,10 +215,10 @@ def test_somebody_elses_files_are_not_overwritten(tmp_path, name):
 def rewrite_roster(path, *, keys=None, without=(), **arrays):
     """Save the roster again with other keys or arrays."""
     old, plain = unpack((path / "roster.npz").read_bytes())
-    plain["keys"] = plain["keys"] if keys is None else keys
-    (path / "roster.npz").write_bytes(
-        pack({name: value for name, value in {**old, **arrays}.items() if name not in without}, plain)
-    )
+    if keys is not None:
+        plain |= {"keys": keys, "groups": [""] * len(keys)}
+    kept = ({name: value for name, value in part.items() if name not in without} for part in ({**old, **arrays}, plain))
+    (path / "roster.npz").write_bytes(pack(*kept))
 
 
 def test_a_roster_that_does_not_fit_the_session_is_refused(tmp_path):

@@ -170,7 +170,9 @@ class Driver:
         """Let the policy choose among the ready clients."""
         settings, clients = self.settings, self.roster.clients()
         if self.session is None:
-            self.session = Session(self.policy, clients, settings.seed, provides=PROVIDES, guard=settings.guard)
+            self.session = Session(
+                self.policy, clients, settings.seed, provides=PROVIDES, guard=guard_of(settings.guard)
+            )
             self.session.watch = None  # see _warn_of_missing_reports
         elif not _same_table(self.session.table, clients):
             self.session.grow(clients)
@@ -582,8 +584,5 @@ def _sha256(array: NDArray[Any]) -> str:
 
 
 def _same_table(old: Clients, new: Clients) -> bool:
-    if len(old) != len(new) or not np.array_equal(old.num_examples, new.num_examples):
-        return False
-    if old.label_histogram is None or new.label_histogram is None:
-        return old.label_histogram is new.label_histogram
-    return np.array_equal(old.label_histogram, new.label_histogram)
+    known = ("num_examples", "label_histogram", "group")  # two that are None are equal
+    return all(np.array_equal(getattr(old, name), getattr(new, name)) for name in known)

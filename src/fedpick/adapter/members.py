@@ -118,6 +118,8 @@ class Roster:
     """Two for every exchange whose deadline a client nearly missed, one less for every other answer."""
     rests_until: list[int] = field(default_factory=list)
     """The round from which on a slow client is asked again."""
+    groups: list[str] = field(default_factory=list)
+    """The group of each client by the server's settings; "": they name none."""
     node_of: dict[int, Node] = field(default_factory=dict)
     """Index -> node."""
     index_of_node: dict[Node, int] = field(default_factory=dict)
@@ -153,6 +155,7 @@ class Roster:
                 self.last.append(-1)
                 self.strikes.append(0)
                 self.rests_until.append(0)
+                self.groups.append("")
             index = known[key]
             if "num-examples" in fields:
                 self.num_examples[index] = fields["num-examples"]
@@ -166,13 +169,18 @@ class Roster:
             self.index_of_node[node] = index
 
     def clients(self) -> Clients:
-        """The table for the policy; an unknown size is the mean of the known ones."""
+        """The table for the policy; an unknown size is the mean of the known ones.
+
+        Clients without a group are one group together, unless no client has one.
+        """
         sizes = np.array(self.num_examples)
         known = sizes[np.isfinite(sizes)]
         sizes = np.where(np.isfinite(sizes), sizes, known.mean() if len(known) else 1.0)
         if not sizes.sum() > 0:
             sizes = np.ones(len(sizes))
-        return Clients(num_examples=sizes, label_histogram=self._label_histogram())
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(self.groups))}
+        group = np.array([numbers[name] for name in self.groups]) if any(self.groups) else None
+        return Clients(num_examples=sizes, label_histogram=self._label_histogram(), group=group)
 
     def _label_histogram(self) -> NDArray[np.float64] | None:
         """The reported histograms; an unknown one, or one of another width, is the mean of the others."""
@@ -276,7 +284,7 @@ class Roster:
             "strikes": np.array(self.strikes, dtype=np.int64),
             "rests_until": np.array(self.rests_until, dtype=np.int64),
         }
-        plain = {"format": _FORMAT, "schema": 1, "keys": self.keys}
+        plain = {"format": _FORMAT, "schema": 1, "keys": self.keys, "groups": self.groups}
         write_atomically(path / ROSTER_FILE, pack(arrays, plain), private=True)
         for file in path.glob(f"{ROSTER_FILE}.*.partial"):  # left by a crash
             if file.name.removeprefix(f"{ROSTER_FILE}.").removesuffix(".partial").isdecimal():
@@ -292,6 +300,7 @@ class Roster:
                 raise StateFileError(f"{file} is not a roster that this version of fedpick reads.")
             keys, sizes, widths = list(map(str, plain["keys"])), arrays["num_examples"], arrays["widths"]
             rows = np.split(arrays["histograms"], np.cumsum(widths)[:-1]) if len(keys) else []
+            groups = list(map(str, plain.get("groups", [""] * len(keys))))
             # Rosters of the first versions have no counts.
             counts = {
                 name: [int(value) for value in arrays.get(name, np.full(len(keys), unknown))]
@@ -303,10 +312,10 @@ class Roster:
             raise StateFileError(
                 f"{file} is missing or is not a fedpick roster ({error!r}). Choose another directory to start anew."
             ) from error
-        if {len(sizes), len(rows), *map(len, counts.values())} != {len(keys)}:
+        if {len(sizes), len(rows), len(groups), *map(len, counts.values())} != {len(keys)}:
             raise StateFileError(
-                f"{file} is damaged: it has {len(keys)} keys, {len(sizes)} sizes, {len(rows)} histograms and "
-                f"{len(counts['selections'])} counts. Choose another directory to start anew."
+                f"{file} is damaged: it has {len(keys)} keys, {len(sizes)} sizes, {len(rows)} histograms, "
+                f"{len(groups)} groups and {len(counts['selections'])} counts. Choose another directory to start anew."
             )
         histograms = [_histogram(row.tolist()) for row in rows]
         return cls(
@@ -317,6 +326,7 @@ class Roster:
             last=counts["last"],
             strikes=counts["strikes"],
             rests_until=counts["rests_until"],
+            groups=groups,
         )
 
 
@@ -446,6 +456,9 @@ class Members:
                 fields.pop("label-histogram", None)
         refused = {} if self.newest_counts else self._refuse_claims(keys, usable, online)
         self.roster.admit({node: (keys[node], fields) for node, fields in usable.items()})
+        for node in usable:
+            if (index := self.roster.index_of_node.get(node)) is not None:
+                self.roster.groups[index] = self._group_of(keys[node], *described[node])
         for node, holder in refused.items():  # asked again when the holder is gone
             self.roster.replaced[node] = self.roster.index_of_node[holder]
         for node in usable:
@@ -507,6 +520,19 @@ class Members:
         except Exception:  # its input comes from clients: one of them must not end the federation
             self.settings.log.exception("The eligible function failed for %s.", key)
             return "the eligible function failed for it"
+
+    def _group_of(self, key: str, info: Any, fields: Mapping[str, Any]) -> str:
+        """The group of a client by the server's settings; empty if they name none."""
+        groups = self.settings.groups or {}
+        if not callable(groups):
+            names = [key, *(f"tag:{tag}" for tag in fields.get("tags", []))]
+            return next((str(groups[name]) for name in names if name in groups), "")
+        try:
+            group = groups(info, fields)
+            return "" if group is None else str(group)
+        except Exception:  # its input comes from clients: one of them must not end the federation
+            self.settings.log.exception("The groups function failed for %s, which counts as without a group.", key)
+            return ""
 
     def _keys_of(self, described: Mapping[Node, tuple[Any, Mapping[str, Any]]]) -> dict[Node, str]:
         """Node -> key. Nodes to which the user's function gives one key are identified by their node ids.

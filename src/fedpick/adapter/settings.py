@@ -29,6 +29,7 @@ __all__ = [
     "PROVIDES",
     "REPORTS",
     "Eligible",
+    "Groups",
     "KeyFunction",
     "Options",
     "Settings",
@@ -43,6 +44,10 @@ KeyFunction = Callable[[Any, Mapping[str, Any]], "str | int"]
 Eligible = Callable[[Any, Mapping[str, Any]], bool] | Collection[str]
 """(what the framework knows of the node, what the client reported) -> whether it may take part; or the identities and
 tags of those that may."""
+
+Groups = Callable[[Any, Mapping[str, Any]], "str | int | None"] | Mapping[str, "str | int"]
+"""(what the framework knows of the node, what the client reported) -> the client's group; or identities and tags ->
+their group."""
 
 WeightsFunction = Callable[[Selection, NDArray[np.bool_], Clients], ArrayLike]
 """(Selection, (k,) mask of the clients that completed, all clients) -> (k,) weights of their updates."""
@@ -79,10 +84,11 @@ class Options(TypedDict, total=False):
 
     budget: float | None
     seed: int
-    guard: Guard | str
+    guard: Guard | str | Mapping[str, Any]
     key: KeyFunction | None
     eligible: Eligible | None
     exclude: Collection[str]
+    groups: Groups | None
     audit: str | Path | None
     cooldown: int
     max_share: float
@@ -108,11 +114,12 @@ class Settings:
 
     budget: float | None = None
     seed: int = 0
-    guard: Guard | str = "mild"
+    guard: Guard | str | Mapping[str, Any] = "mild"
     path: Path | None = None
     key: KeyFunction | None = None
     eligible: Eligible | None = None
     exclude: Collection[str] = ()
+    groups: Groups | None = None
     audit: str | Path | None = None
     cooldown: int = 0
     max_share: float = 1.0
@@ -178,6 +185,15 @@ class Settings:
                 raise InvalidInput(f"{expected}. Got {self.eligible!r}.")
             self.eligible = _checked_identities(self.eligible, expected)
         self.exclude = _checked_identities(self.exclude, "exclude must be a list of identities and tags")
+        if self.groups is not None and not callable(self.groups):
+            expected = (
+                "groups must be a function, groups(node_info, reported), a table from identities and tags to groups"
+            )
+            if not isinstance(self.groups, Mapping) or not all(
+                isinstance(group, (str, int)) for group in self.groups.values()
+            ):
+                raise InvalidInput(f"{expected}, or None. Got {self.groups!r}.")
+            _checked_identities(self.groups, expected)
         if self.clip_norms is not None:
             self.clip_norms = number(self.caller, "clip_norms", "(0, inf)", value=self.clip_norms)
         if self.audit is not None and not (isinstance(self.audit, (str, os.PathLike)) and os.fspath(self.audit)):

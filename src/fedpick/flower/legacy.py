@@ -66,7 +66,8 @@ def with_policy(
         policy: a policy object, such as `fedpick.policies.get("pow-d")`.
         state: a directory in which the policy's state is saved after each round and from which it is resumed.
         options: `budget`, `seed` and the others of `fedpick.flower.with_policy`, with the same meaning. There is no
-            `probe`: the clients' `evaluate` answers. `key` and `eligible` get the ClientProxy and the properties.
+            `probe`: the clients' `evaluate` answers. `key`, `eligible` and `groups` get the ClientProxy
+            and the properties.
     """
     settings = settings_of(strategy, policy, state, options, probe="evaluate", base=Strategy)
     return PolicyStrategy(strategy, policy, settings)

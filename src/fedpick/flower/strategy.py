@@ -78,13 +78,17 @@ def with_policy(
         options: the arguments below, by name.
         budget: the largest cohort, or, between 0 and 1, its fraction of the ready clients; None for no limit.
         seed: seed of all random choices.
-        guard: what is done about reports that may be false: "off", "mild", "strict" or a `fedpick.Guard`.
+        guard: what is done about reports that may be false: "off", "mild", "strict" or a `fedpick.Guard`, whose
+            `most_places` bounds the places of every client and of every group.
         key: (NodeInfo, what the client reported) -> an identity that survives restarts. None: the authenticated name,
             else the reported partition id, else the node id. If the function returns nothing, or the same for several
             nodes at once, the node id is used.
         eligible: (NodeInfo, what the client reported) -> whether the client may take part, asked once for every node;
             or the identities of the clients that may, and the tags ("tag:gpu") of which they need one. None: all may.
         exclude: the identities and tags of clients that may not take part, such as "name:clinic-b".
+        groups: which clients belong together: a table from identities and tags to names of groups, such as
+            `{"name:clinic-a": "north", "tag:eu": "south"}`; or (NodeInfo, what the client reported) -> the name of the
+            group. Clients without one are one group together. None: there are no groups.
         audit: a file to which every decision is appended, see `fedpick audit`; None writes none.
         cooldown: rounds that a client rests after a round for which it was selected.
         max_share: the largest share of all rounds for which a client is selected, rounded up to whole rounds.
