@@ -157,6 +157,58 @@ def test_a_result_that_does_not_fit_failed_and_is_named(result, caplog):
     assert "The reply of partition:1 counts as failed" in caplog.text
 
 
+def normalised(count: float = 0):
+    """A linear layer and batch normalisation, in the order of a PyTorch state_dict; the count may be a float."""
+    return [np.zeros((2, 2)), np.zeros(2), np.ones(2), np.zeros(2), np.zeros(2), np.ones(2), np.array(count)]
+
+
+def statistics_after(policy, model, inplace=True, **options):
+    """(model, weights, cohort) of one round in which client k has a variance of 0.1 + k / 100."""
+    members = clients(5)
+    for k, member in enumerate(members):
+        member.result = [*(array + 1 for array in model[:4]), np.full(2, 0.5), np.full(2, 0.1 + k / 100), np.array(7)]
+    strategy = legacy.with_policy(
+        fedavg(initial_parameters=ndarrays_to_parameters(model), inplace=inplace),
+        fedpick.policies.get(policy),
+        seed=1,
+        **options,
+    )
+    model = start(strategy, members, rounds=1)
+    return model, strategy.history[-1].weights, strategy.history[-1].clients
+
+
+@pytest.mark.parametrize("policy", ["unbiased", "ca-fed", "more-available"])
+@pytest.mark.parametrize("inplace", [True, False])
+@pytest.mark.parametrize("count", [0, 0.0])
+def test_statistics_are_averaged_with_weights_that_sum_to_one(policy, inplace, count):
+    model, weights, chosen = statistics_after(policy, normalised(count), inplace)
+    assert abs(weights.sum() - 1) > 0.05
+    np.testing.assert_allclose(model[1], weights.sum())
+    np.testing.assert_allclose(model[4], 0.5)
+    np.testing.assert_allclose(model[5], (weights / weights.sum()) @ (0.1 + chosen / 100))
+
+
+def test_the_users_function_says_what_statistics_are():
+    model, weights, chosen = statistics_after("unbiased", normalised(), buffers=lambda name: name == "2")
+    np.testing.assert_allclose(model[2], 2.0)
+    np.testing.assert_allclose(model[5], 1 + weights @ (chosen / 100 - 0.9))
+
+
+def test_statistics_stay_known_when_a_strategy_makes_floats_of_the_counts():
+    members = clients(5)
+    for member in members:
+        member.result = [*normalised()[:5], np.full(2, 0.1), np.array(7.0)]
+    inner = fedavg(initial_parameters=ndarrays_to_parameters(normalised(0)), inplace=False)
+    model = start(legacy.with_policy(inner, fedpick.policies.get("unbiased"), seed=1), members, rounds=3)
+    np.testing.assert_allclose(model[5], 0.1)
+
+
+def test_vectors_before_an_array_that_is_no_count_are_parameters():
+    model = [np.zeros(2), np.ones(2), np.array(1.5), np.zeros(3), np.ones(2), np.array(1), np.zeros(2), np.array(3)]
+    assert legacy._statistics(legacy._named(model)) == set()
+    assert legacy._statistics(legacy._named(normalised())) == {"4", "5", "6"}
+
+
 def test_evaluation_is_seeded_and_a_size_of_nobody_is_left_out(caplog):
     asked = []
     for _ in range(2):

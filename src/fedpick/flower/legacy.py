@@ -66,8 +66,9 @@ def with_policy(
         policy: a policy object, such as `fedpick.policies.get("pow-d")`.
         state: a directory in which the policy's state is saved after each round and from which it is resumed.
         options: `budget`, `seed` and the others of `fedpick.flower.with_policy`, with the same meaning. There is no
-            `probe`: the clients' `evaluate` answers. `key`, `eligible` and `groups` get the ClientProxy
-            and the properties.
+            `probe`: the clients' `evaluate` answers. `key`, `eligible` and `groups` get the ClientProxy and the
+            properties. `buffers` gets the positions of arrays, "0", "1", and so on. Without it, two vectors of one
+            length before an integer are statistics, as in the state_dict of PyTorch's batch normalisation.
     """
     settings = settings_of(strategy, policy, state, options, probe="evaluate", base=Strategy)
     return PolicyStrategy(strategy, policy, settings)
@@ -106,6 +107,9 @@ class PolicyStrategy(Driven, Strategy):
         self._members = _Members(self._driver.roster, settings, labels_for=self._driver.labels_for)
         self._exchange = _Exchange(0, 0, math.inf)
         self._model: Arrays = {}  # that was sent
+        self._statistics: set[str] = set()  # positions in the model
+        if settings.buffers is None:
+            settings.buffers = self._statistics.__contains__
         if settings.record is not None:
             atexit.register(self._driver.end)  # without `server_of`, nothing else tells that the last round is over
 
@@ -121,6 +125,7 @@ class PolicyStrategy(Driven, Strategy):
         driver.begin()
         ready = self._members.refresh(client_manager)
         self._model = _named(parameters_to_ndarrays(parameters))
+        self._statistics |= _statistics(self._model)
         round = _Round(self.inner, self._members, driver, server_round, parameters, self._model, client_manager.all())
         selection = driver.choose(ready, self._model, round)
         if not len(selection.clients):  # Flower's server does not aggregate a round without clients
@@ -150,7 +155,12 @@ class PolicyStrategy(Driven, Strategy):
         answers = [by_node[node] if node in in_time else None for node in nodes]
         sizes = [None if result is None else result.num_examples for result in answers]
         self.roster.note_sizes(selection.clients, sizes)
-        trained = [None if result is None else _model_of(result.parameters, self._model) for result in answers]
+        replies = [None if result is None else _decoded(result.parameters) for result in answers]
+        trained = [_in_form_of(self._model, reply) for reply in replies]
+        # The model may be an average, whose counts are floats. Those of PyTorch's clients are integers.
+        usable = [reply for reply, new in zip(replies, trained, strict=True) if reply is not None and new is not None]
+        if usable:
+            self._statistics |= set.intersection(*map(_statistics, usable))
         wrong = {
             place: "it must hold arrays in the model's order and shapes, with finite real numbers"
             for place, new in enumerate(trained)
@@ -232,13 +242,31 @@ def _named(arrays: Iterable[NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return {str(place): array for place, array in enumerate(arrays)}
 
 
-def _model_of(parameters: Parameters, model: Arrays) -> dict[str, NDArray[Any]] | None:
-    """The trained model of a result; None if it does not fit the model."""
+def _statistics(model: Arrays) -> set[str]:
+    """The names of the statistics of PyTorch's batch normalisation.
+
+    A state_dict holds them as two vectors of one length, the mean and the variance, and an integer, the count.
+    """
+    found = set[str]()
+    for names in zip(model, list(model)[1:], list(model)[2:], strict=False):
+        mean, variance, batches = (model[name] for name in names)
+        vectors = mean.ndim == 1 and mean.shape == variance.shape and mean.dtype.kind == variance.dtype.kind == "f"
+        if vectors and batches.ndim == 0 and batches.dtype.kind in "iu":
+            found.update(names)
+    return found
+
+
+def _decoded(parameters: Parameters) -> dict[str, NDArray[Any]] | None:
+    """The arrays of a result; None if they cannot be decoded."""
     try:
-        arrays = parameters_to_ndarrays(parameters)
+        return _named(parameters_to_ndarrays(parameters))
     except Exception:  # bytes from a client may fail in any way
         return None
-    return in_form_of(model, _named(arrays)) if len(arrays) == len(model) else None
+
+
+def _in_form_of(model: Arrays, reply: Arrays | None) -> dict[str, NDArray[Any]] | None:
+    """The trained model in a reply; None if it does not fit. Without names, a part of the model does not fit."""
+    return in_form_of(model, reply) if reply is not None and len(reply) == len(model) else None
 
 
 class _Call(threading.Thread):
@@ -509,7 +537,7 @@ class _Round:
     def train(self, clients: NDArray[np.int64]) -> list[dict[str, NDArray[Any]] | None]:
         """The models of a trial."""
         results = self._gather("fit", clients, self.parameters, self.members.settings.train_timeout)
-        return [None if result is None else _model_of(result.parameters, self.model) for result in results]
+        return [None if result is None else _in_form_of(self.model, _decoded(result.parameters)) for result in results]
 
     def _gather(self, kind: str, clients: Iterable[int], parameters: Parameters, timeout: float) -> list[Any]:
         """One good result for every client; None for a client that failed or did not answer in time."""
