@@ -103,6 +103,69 @@ def test_clients_without_properties_are_known_by_their_node_ids():
     assert strategy.roster.keys == ["node:998", "node:999", "node:1000"]
 
 
+class Waking(SmallClient):
+    """A client of a real SuperNode that is not awake: a message expires after its timeout, and the proxy raises."""
+
+    def __init__(self, number: int, asleep: str) -> None:
+        super().__init__(number, {"partition-id": number})
+        self.asleep, self.awake = asleep, threading.Event()
+
+    def _wait(self, kind: str, timeout: float | None) -> None:
+        if kind == self.asleep and not self.awake.wait(timeout):
+            raise ValueError("Message contains an Error (reason: expired)")
+
+    def get_properties(self, ins, timeout, group_id):
+        self._wait("properties", timeout)
+        return super().get_properties(ins, timeout, group_id)
+
+    def evaluate(self, ins, timeout, group_id):
+        self._wait("evaluate", timeout)
+        return super().evaluate(ins, timeout, group_id)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_clients_that_start_slowly_keep_their_identity(count):
+    members = [*(Waking(k, "properties") for k in range(count)), SmallClient(count, {"partition-id": count})]
+    timers = [threading.Timer(0.8, member.awake.set) for member in members[:count]]
+    for timer in timers:
+        timer.start()
+    strategy = legacy.with_policy(fedavg(), UNIFORM, probe_timeout=0.1, min_clients=count + 1)
+    start(strategy, members, rounds=2)
+    assert sorted(strategy.roster.keys) == [f"partition:{k}" for k in range(count + 1)]
+    assert [len(selection.clients) for selection in strategy.history] == [count + 1] * 2
+
+
+def test_a_client_whose_properties_fail_stays_out_and_is_asked_again(caplog, monkeypatch):
+    members, errors = clients(3), [ConnectionError("lost"), ConnectionError("lost again")]
+    answer = members[1].get_properties
+
+    def fails_twice(ins, timeout, group_id):
+        if errors:
+            raise errors.pop(0)
+        return answer(ins, timeout, group_id)
+
+    monkeypatch.setattr(members[1], "get_properties", fails_twice)
+    first = legacy.with_policy(fedavg(), UNIFORM, min_clients=2)
+    start(first, members, rounds=1)
+    assert first.roster.keys == ["partition:0", "partition:2"] and len(errors) == 1
+    second = legacy.with_policy(fedavg(), UNIFORM, min_clients=3)
+    start(second, members, rounds=1)
+    assert sorted(second.roster.keys) == ["partition:0", "partition:1", "partition:2"]
+    assert [record.getMessage() for record in caplog.records if "get_properties" in record.getMessage()] == [
+        f"Client 999 takes no part until its get_properties answers. It failed: {why}. Asked again after 1 s."
+        for why in ("lost", "lost again")
+    ]
+
+
+def test_a_client_that_does_not_answer_a_policy_in_time_is_busy():
+    members, reports = [*clients(2), Waking(2, "evaluate")], []
+    policy = fedpick.policies.get("pow-d", num_candidates=3)
+    strategy = legacy.with_policy(fedavg(), policy, budget=1, probe_timeout=0.2, progress=reports.append)
+    start(strategy, members, rounds=3)
+    assert [("partition:2" in report.available) for report in reports if report.over] == [True, False, False]
+    members[2].awake.set()
+
+
 def test_tags_and_functions_decide_who_takes_part():
     members = [SmallClient(k, {"partition-id": k, "tags": "gpu, eu" if k % 2 else "cpu"}) for k in range(6)]
     strategy = legacy.with_policy(fedavg(fraction_evaluate=1.0), UNIFORM, eligible=["tag:eu"])

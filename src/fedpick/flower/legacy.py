@@ -435,6 +435,7 @@ class _Members(Members):
     def __init__(self, roster: Roster, settings: Settings, *, labels_for: str | None) -> None:
         super().__init__(roster, settings, labels_for=labels_for)
         self._asked: dict[str, _Call] = {}  # client id -> the request for its properties
+        self._postponed: dict[str, tuple[float, float]] = {}  # client id -> (when it is asked again, the pause before)
 
     @property
     def labels_hint(self) -> str:
@@ -462,26 +463,42 @@ class _Members(Members):
         self.busy = {index: call for index, call in self.busy.items() if not call.over}
 
     def _update(self, proxies: Mapping[str, ClientProxy]) -> list[str]:
-        """Ask unknown clients for their properties, and admit those that answered."""
+        """Ask unknown clients for their properties, and admit those that answered.
+
+        A client whose answer is an error stays out, and is asked again: under its node id it would remain in the table
+        beside the client that it turns out to be.
+        """
         self._release()
         asked = self._asked = {cid: call for cid, call in self._asked.items() if cid in proxies}
+        self._postponed = {cid: when for cid, when in self._postponed.items() if cid in proxies}
         unknown = [cid for cid in proxies if cid not in self.ineligible and not self.roster.knows(cid, proxies)]
-        new = [cid for cid in unknown if cid not in asked]
+        now = time.monotonic()
+        new = [cid for cid in unknown if cid not in asked and self._postponed.get(cid, (now, 0))[0] <= now]
         exchange = _Exchange(len(new), len(new), self.settings.probe_timeout)
-        calls = {cid: exchange.send(proxies[cid], _asking(proxies[cid], self.settings.probe_timeout)) for cid in new}
+        calls = {cid: exchange.send(proxies[cid], _asking(proxies[cid])) for cid in new}
         sent = {cid: call for cid, call in calls.items() if call is not None}
         asked |= sent
         if len(self.roster.indices(proxies)) < max(1, self.settings.min_clients):  # later, newcomers delay no round
             exchange.wait(sent.values())
-        reported = {cid: _properties(asked.pop(cid)) for cid in unknown if cid in asked and asked[cid].over}
-        if reported:
+        over = {cid: asked.pop(cid) for cid in unknown if cid in asked and asked[cid].over}
+        for cid, call in over.items():
+            if call.error is not None:
+                self._postpone(cid, call.error)
+        if reported := {cid: _properties(call) for cid, call in over.items() if call.error is None}:
             self.admit(reported, proxies, proxies)
         return list(proxies)
 
+    def _postpone(self, cid: str, error: Exception) -> None:
+        """Ask a client again after 1, 2, 4, ... seconds."""
+        pause = 2 * self._postponed.get(cid, (0.0, 0.5))[1]
+        self._postponed[cid] = (time.monotonic() + pause, pause)
+        LOG.warning("Client %s takes no part until its get_properties answers. It failed: %s. Asked again after %.0f s.",
+                    cid, error, pause)  # fmt: skip
 
-def _asking(proxy: ClientProxy, timeout: float) -> Callable[[], Any]:
-    seconds = None if math.isinf(timeout) else timeout
-    return lambda: proxy.get_properties(GetPropertiesIns({}), timeout=seconds, group_id=None)
+
+def _asking(proxy: ClientProxy) -> Callable[[], Any]:
+    # Without a timeout, which Flower makes the message's time to live: a client that starts later would never get it.
+    return lambda: proxy.get_properties(GetPropertiesIns({}), timeout=None, group_id=None)
 
 
 def _properties(call: _Call) -> dict[str, Any]:
@@ -543,7 +560,7 @@ class _Round:
         """One good result for every client; None for a client that failed or did not answer in time."""
         instructions = self.instructions(kind, clients, parameters)
         exchange = _Exchange(len(instructions), len(instructions), timeout)
-        calls = [exchange.send(proxy, self._request(proxy, kind, ins, timeout)) for proxy, ins in instructions]
+        calls = [exchange.send(proxy, self._request(proxy, kind, ins)) for proxy, ins in instructions]
         exchange.wait(call for call in calls if call is not None)
         self.members.mark_busy(exchange.unfinished())
         step = Step(
@@ -557,6 +574,6 @@ class _Round:
         self.driver.progress.steps.append(step)
         return [call.result if call is not None and call.good else None for call in calls]
 
-    def _request(self, proxy: ClientProxy, kind: str, ins: Any, timeout: float) -> Callable[[], Any]:
-        seconds = None if math.isinf(timeout) else timeout
-        return lambda: getattr(proxy, kind)(ins, timeout=seconds, group_id=self.server_round)
+    def _request(self, proxy: ClientProxy, kind: str, ins: Any) -> Callable[[], Any]:
+        # The exchange has the deadline. An expired message would free a client that still works on it.
+        return lambda: getattr(proxy, kind)(ins, timeout=None, group_id=self.server_round)
