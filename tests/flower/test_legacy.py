@@ -8,8 +8,11 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from flwr.client import ClientApp, NumPyClient
+from flwr.client.mod import secaggplus_mod
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import strategy as older
+from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.server.server import Server
 from flwr.serverapp import strategy as newer
 
@@ -17,7 +20,7 @@ import fedpick
 from fedpick.core.errors import InvalidInput, MissingSignal, TrainingFailed
 from fedpick.core.policy import Signal
 from fedpick.flower import legacy, with_policy
-from tests.flower.fake_grid import UNIFORM
+from tests.flower.fake_grid import UNIFORM, errors_become_replies, federation
 from tests.flower.fake_manager import FakeProxy, manager_of
 from tests.flower.test_limits import Recorded
 
@@ -299,6 +302,25 @@ def test_a_strategy_that_samples_by_itself_is_refused():
     strategy = legacy.with_policy(Own(initial_parameters=zeros()), UNIFORM)
     with pytest.raises(InvalidInput, match="Own instructs 1 clients to fit, not the 3"):
         start(strategy, clients(3), rounds=1)
+
+
+class Quiet(NumPyClient):
+    """A client of Flower that trains nothing."""
+
+    def fit(self, parameters, config):
+        return parameters, 1, {}
+
+
+@pytest.mark.parametrize("mods", [[], [secaggplus_mod]])
+def test_secure_aggregation_is_refused(mods):
+    app = ClientApp(client_fn=lambda context: Quiet().to_client(), mods=mods)
+    grid = federation(3)
+    for node in grid.nodes.values():
+        node.app = errors_become_replies(app)
+    members = [GridClientProxy(node, grid, run_id=1) for node in grid.nodes]
+    refused = pytest.raises(InvalidInput, match="The ClientApp uses secure aggregation")
+    with refused if mods else nullcontext():
+        start(legacy.with_policy(fedavg(), UNIFORM), members, rounds=1)
 
 
 @pytest.mark.parametrize("good", [True, False])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import isclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Strategy
 from fedpick.adapter.driver import Driven
 from fedpick.adapter.settings import Options, Settings, refuse_unusable_policy, writable_directory
 from fedpick.core.errors import InvalidInput
-from fedpick.core.policy import Policy
+from fedpick.core.policy import Policy, Signal
 from fedpick.flower.messages import LOG, CohortGrid
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "layers",
     "messages_to",
     "needed_numbers",
+    "refuse_secure_aggregation",
     "settings_of",
     "taking_all",
     "weight_key",
@@ -109,6 +110,22 @@ def _refuse_unsuitable(strategy: Any, policy_name: str, *, use_weights: bool, ba
             f"{type(strategy).__name__} has no 'weighted_by_key', so fedpick cannot give it the policy's weights.\n\n"
             'hint: pass weights="ignored"; then the policy chooses the cohort and the strategy weighs the replies'
         )
+
+
+def refuse_secure_aggregation(reasons: Iterable[str], policy: Policy[Any]) -> None:
+    """Raise if a client failed because its app uses secure aggregation; `reasons` are the clients' errors."""
+    for reason in reasons:
+        if "secagg" in reason:
+            others = (
+                'In a loop of your own, herd works without updates: source="labels", "features" or "none". '
+                if Signal.SKETCH in policy.needs
+                else ""
+            )
+            raise InvalidInput(
+                "The ClientApp uses secure aggregation (secaggplus_mod), which hides the clients' updates; "
+                "fedpick weighs and checks each update. Remove the mod, or train without a policy. "
+                f"{others}The client said: {reason}"
+            )
 
 
 def weight_key(strategy: Any) -> str | None:

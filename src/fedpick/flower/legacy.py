@@ -49,7 +49,7 @@ from fedpick.adapter.report import Step
 from fedpick.adapter.settings import Options, Settings
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Policy
-from fedpick.flower.inner import layers, settings_of, taking_all
+from fedpick.flower.inner import layers, refuse_secure_aggregation, settings_of, taking_all
 from fedpick.flower.messages import LOG
 
 __all__ = ["PolicyStrategy", "server_of", "with_policy"]
@@ -145,6 +145,8 @@ class PolicyStrategy(Driven, Strategy):
         driver, selection, exchange = self._driver, self._driver.selection, self._exchange
         if selection is None:
             return None, {}
+        reasons = [str(failure) for failure in failures if isinstance(failure, BaseException)]
+        refuse_secure_aggregation(reasons, self.policy)
         driver.progress.answered(exchange.asked, len(exchange.seconds), self._settings.train_timeout)
         driver.note_pace(list(exchange.proxies), dict(exchange.seconds), exchange.waited(), exchange.timeout)
         nodes = self.roster.nodes(selection.clients)
@@ -173,7 +175,6 @@ class PolicyStrategy(Driven, Strategy):
         completed = np.array([new is not None for new in trained], dtype=bool)
         told = {"weights": weights, "late": late, "answered": len(results), **reports}
         if not completed.any() or (self._settings.use_weights and not weights.sum() > 0):
-            reasons = [str(failure) for failure in failures if isinstance(failure, BaseException)]
             LOG.warning("No client completed the round: %s.", (reasons or ["no usable answer"])[0])
             driver.tell(selection, completed, **told)
             return None, {}
@@ -492,8 +493,10 @@ class _Members(Members):
         """Ask a client again after 1, 2, 4, ... seconds."""
         pause = 2 * self._postponed.get(cid, (0.0, 0.5))[1]
         self._postponed[cid] = (time.monotonic() + pause, pause)
-        LOG.warning("Client %s takes no part until its get_properties answers. It failed: %s. Asked again after %.0f s.",
-                    cid, error, pause)  # fmt: skip
+        LOG.warning(
+            "Client %s takes no part until its get_properties answers. It failed: %s. Asked again after %.0f s.",
+            *(cid, error, pause),
+        )
 
 
 def _asking(proxy: ClientProxy) -> Callable[[], Any]:

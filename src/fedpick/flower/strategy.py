@@ -27,14 +27,14 @@ from fedpick.adapter.driver import Driven, Driver
 from fedpick.adapter.report import Step
 from fedpick.adapter.settings import Options, Settings
 from fedpick.core import registry, validation
-from fedpick.core.errors import InvalidInput
-from fedpick.core.policy import Policy, Signal
+from fedpick.core.policy import Policy
 from fedpick.flower.inner import (
     divides_by_norm,
     driven_by,
     layers,
     messages_to,
     needed_numbers,
+    refuse_secure_aggregation,
     settings_of,
     taking_all,
     weight_key,
@@ -278,17 +278,7 @@ class PolicyStrategy(Driven, Strategy):
             reply = by_node.get(message.metadata.dst_node_id)
             if reply is not None and reply.has_error():
                 errors.append(Message(reply.error, reply_to=message))
-                if "secagg" in reason_of(reply):
-                    others = (
-                        'In a loop of your own, herd works without updates: source="labels", "features" or "none". '
-                        if Signal.SKETCH in self.policy.needs
-                        else ""
-                    )
-                    raise InvalidInput(
-                        "The ClientApp uses secure aggregation (secaggplus_mod), which hides the clients' updates; "
-                        "fedpick weighs and checks each update. Remove the mod, or train without a policy. "
-                        f"{others}The client said: {reason_of(reply)}"
-                    )
+        refuse_secure_aggregation(map(reason_of, errors), self.policy)
         return errors
 
     def configure_evaluate(
