@@ -128,6 +128,12 @@ def test_decisions_are_in_the_audit_log(tmp_path):
     assert "exclude= names name:site-2" in (tmp_path / "audit.jsonl").read_text()
 
 
+def test_the_log_names_policy_budget_and_seed(caplog):
+    with caplog.at_level("INFO", "fedpick"):
+        job(policy="md", budget=2, seed=41).run()
+    assert "Policy: md, MD(" in caplog.text and "budget: 2, seed: 41, weights of: the policy" in caplog.text
+
+
 def test_long_updates_are_clipped():
     federation = job(num_rounds=1, clip_norms=1.0)
     federation.clients["site-4"].target = 1000.0

@@ -131,6 +131,7 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         if self.state is not None:
             self._settings.path = writable_directory(self.state)
         self._driver = driver = Driver(self._policy, self._settings)
+        driver.announce()
         self._members = _Members(driver.roster, self._settings, labels_for=driver.labels_for)
         self._params = self._first_model()
         trained = driver.round > 0

@@ -294,6 +294,17 @@ def test_rounds_are_recorded_with_the_servers_evaluation():
     assert [(round.test_loss, round.test_accuracy) for round in record.rounds] == [(1.0, 0.1), (2.0, 0.2)]
 
 
+def test_the_log_names_policy_budget_and_seed_and_every_round(caplog, tmp_path):
+    for _ in range(2):
+        strategy = legacy.with_policy(fedavg(), fedpick.policies.get("md"), budget=2, seed=41, state=tmp_path)
+        start(strategy, clients(3), rounds=2)
+    ours = [record for record in caplog.records if record.name.startswith("flwr.")]  # Flower streams its own logger
+    text = "\n".join(record.getMessage() for record in ours)
+    assert text.count("Policy: md") == text.count("budget: 2, seed: 41, weights of: the policy") == 2
+    assert text.count("resumed after round 2 with 3 clients") == 1
+    assert "Round 1: " in text and "Round 4: " in text and "Round 0: " not in text
+
+
 def test_a_strategy_that_samples_by_itself_is_refused():
     class Own(older.FedAvg):
         def configure_fit(self, server_round, parameters, client_manager):

@@ -143,6 +143,19 @@ class Driver:
         """The round that is asked next, from 0."""
         return 0 if self.session is None else self.session.round
 
+    def announce(self, first: str = "", further: str = "") -> None:
+        """Log the policy, its settings and a resumed state: before the first round. The arguments precede the lines."""
+        settings, log = self.settings, self.settings.log
+        weights = "the policy" if settings.use_weights else "the strategy"
+        if callable(settings.weights):
+            weights = getattr(settings.weights, "__name__", "a function")
+        log.info("%sPolicy: %s, %r", first, registry.name_of(self.policy) or type(self.policy).__name__, self.policy)
+        budget = "none" if settings.budget is None else settings.budget
+        log.info("%sbudget: %s, seed: %d, weights of: %s", further, budget, settings.seed, weights)
+        if self.session is not None:
+            resumed = (self.session.round, len(self.session.clients))
+            log.info("%sresumed after round %d with %d clients", further, *resumed)
+
     def begin(self) -> None:
         """Start a round. One that was asked and never told was aborted: its updates did not enter the model."""
         if self.selection is not None:

@@ -114,7 +114,8 @@ class PolicyStrategy(Driven, Strategy):
             atexit.register(self._driver.end)  # without `server_of`, nothing else tells that the last round is over
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
-        """As in the wrapped strategy."""
+        """Log the policy; the parameters are those of the wrapped strategy."""
+        self._driver.announce()
         return self.inner.initialize_parameters(client_manager)
 
     def configure_fit(

@@ -26,7 +26,7 @@ from fedpick.adapter.arrays import Arrays, all_finite, number
 from fedpick.adapter.driver import Driven, Driver
 from fedpick.adapter.report import Step
 from fedpick.adapter.settings import Options, Settings
-from fedpick.core import registry, validation
+from fedpick.core import validation
 from fedpick.core.policy import Policy
 from fedpick.flower.inner import (
     divides_by_norm,
@@ -316,18 +316,8 @@ class PolicyStrategy(Driven, Strategy):
 
     def summary(self) -> None:
         """Log the policy, and the summary of the wrapped strategy."""
-        name = registry.name_of(self.policy) or type(self.policy).__name__
-        LOG.info("\t├──> Policy: %s, %r", name, self.policy)
-        budget = "none" if self._settings.budget is None else self._settings.budget
-        LOG.info("\t│\t└──> budget: %s, seed: %d, weights of: %s", budget, self._settings.seed, self._weighing())
-        if self.session is not None:
-            LOG.info("\t│\t└──> resumed after round %d with %d clients", self.session.round, len(self.session.clients))
+        self._driver.announce("\t├──> ", "\t│\t└──> ")
         self.inner.summary()
-
-    def _weighing(self) -> str:
-        if callable(self._settings.weights):
-            return getattr(self._settings.weights, "__name__", "a function")
-        return "the policy" if self._settings.use_weights else type(self.inner).__name__
 
 
 def _failed(reply: Message | None) -> bool:
