@@ -269,6 +269,16 @@ def test_statistics_stay_known_when_a_strategy_makes_floats_of_the_counts():
     np.testing.assert_allclose(model[5], 0.1)
 
 
+def test_a_count_that_is_not_finite_does_not_reach_the_model():
+    members, reports = clients(3), []
+    for member in members:
+        member.result = [*(array + 1 for array in normalised()[:6]), np.array(7)]
+    members[1].result[6] = np.array(np.nan)
+    inner = fedavg(initial_parameters=ndarrays_to_parameters(normalised()), inplace=False)
+    model = start(legacy.with_policy(inner, UNIFORM, progress=reports.append), members, rounds=1)
+    assert reports[-1].failed == ["partition:1"] and model[6] == 7
+
+
 def test_vectors_before_an_array_that_is_no_count_are_parameters():
     model = [np.zeros(2), np.ones(2), np.array(1.5), np.zeros(3), np.ones(2), np.array(1), np.zeros(2), np.array(3)]
     assert legacy._statistics(legacy._named(model)) == set()

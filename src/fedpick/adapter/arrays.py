@@ -85,11 +85,12 @@ def in_form_of(model: Arrays, found: Mapping[str, NDArray[Any] | None]) -> dict[
 
 
 def _fits(new: NDArray[Any], before: NDArray[Any]) -> bool:
-    """Whether both are real, of one shape, and the new one is finite in the model's precision."""
+    """Whether both are real, of one shape, and the new one is finite, if need be in the model's precision."""
     if new.shape != before.shape or new.dtype.kind not in _REAL or before.dtype.kind not in _REAL:
         return False
+    kind = before.dtype if before.dtype.kind == "f" else new.dtype
     with np.errstate(over="ignore", invalid="ignore"):
-        return before.dtype.kind != "f" or bool(np.isfinite(new.astype(before.dtype, copy=False)).all())
+        return bool(np.isfinite(new.astype(kind, copy=False)).all())
 
 
 def all_finite(arrays: Arrays) -> bool:
@@ -134,16 +135,17 @@ def scaled(new: Arrays, model: Arrays, factor: float, buffers: Callable[[str], b
 def apply_updates(
     model: Arrays, updates: Sequence[Arrays], weights: NDArray[np.float64], buffers: Callable[[str], bool] | None
 ) -> dict[str, NDArray[Any]]:
-    """model + sum of weight x update; for buffers the weights are scaled to sum to 1."""
+    """model + sum of weight x update; for buffers the weights are scaled to sum to 1. Sums of integers are rounded."""
     total = float(weights.sum())
     result = {}
     for name, before in model.items():
         factor = 1.0 / total if _is_buffer(name, before, buffers) and total > 0 else 1.0
-        new = before
+        floats = before.dtype.kind == "f"
+        new = before if floats else before.astype(np.float64)
         for update, weight in zip(updates, weights, strict=True):
             with np.errstate(over="ignore", invalid="ignore"):
-                new = new + (float(weight) * factor * update[name]).astype(before.dtype)
-        result[name] = np.asarray(new)
+                new = new + (float(weight) * factor * update[name]).astype(new.dtype)
+        result[name] = np.asarray(new if floats else np.rint(new).astype(before.dtype))
     return result
 
 
