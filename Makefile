@@ -49,8 +49,8 @@ check: setup ## lint and types only
 test-slow: setup ## the tests that take minutes (estimated: fuzzers 40, kills 35, federations 20 minutes, others)
 	$(BIN)/pytest -m slow
 
-test-deployment: setup ## real federations (Flower, both APIs; NVFlare) with clients and servers that die (20 minutes)
-	$(BIN)/pytest -m slow tests/flower/test_deployment.py tests/test_nvflare.py
+test-deployment: setup ## real federations (Flower, both APIs; NVFlare) that lose clients and servers; old Flower (20 minutes)
+	$(BIN)/pytest -m slow tests/flower/test_deployment.py tests/flower/test_versions.py tests/test_nvflare.py
 
 docs: setup ## build the documentation in build/site; tutorials run; a broken link or an undocumented name fails
 	$(BIN)/sphinx-build --quiet --jobs $(WORKERS) --fail-on-warning --keep-going -d build/doctrees docs build/site

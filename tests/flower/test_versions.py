@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("inner", "membership", "messages", "probing", "progress", "settings", "sketch", "strategy")
+MODULES = (
+    *("conformance", "inner", "legacy", "limits", "membership", "messages", "probing", "progress", "settings"),
+    *("sketch", "strategy"),
+)
 
 
 @pytest.mark.slow
