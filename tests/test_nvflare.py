@@ -18,6 +18,7 @@ from nvflare.job_config.api import FedJob
 
 import fedpick
 from fedpick.adapter.audit import check
+from fedpick.adapter.members import Roster
 from fedpick.core import registry
 from fedpick.core.errors import InvalidInput, MissingSignal, TrainingFailed, UnknownName
 from fedpick.nvflare import PolicyController
@@ -164,6 +165,7 @@ def test_groups_and_the_options_of_the_guard_are_plain_values():
         ({"num_rounds": 0}, InvalidInput, "num_rounds"),
         ({"quorum": 1.5}, InvalidInput, "'quorum' parameter of PolicyController"),
         ({"guard": "hard"}, InvalidInput, "guard"),
+        ({"reports": "loss"}, InvalidInput, "reports must map"),
         ({"eligible": ["site-1"]}, InvalidInput, "eligible must be"),
         ({"groups": {"site-1": "north"}}, InvalidInput, "groups must be"),
         ({"guard": {"most_place": 2.0}}, InvalidInput, "most_places"),
@@ -179,6 +181,34 @@ def test_labels_are_refused_with_the_way_out():
     with pytest.raises(MissingSignal, match='similarity="updates"'):
         job(policy="fedgs").run()
     job(policy="fedgs", policy_options={"similarity": "updates"}, budget=2).run()
+    with pytest.raises(MissingSignal, match="choose another policy"):
+        job(policy="fedcbs").run()
+
+
+def test_reports_that_are_not_named_keep_their_usual_metrics():
+    usual = {"loss": "loss", "train_loss": "train_loss", "loss_rms": "loss_rms", "duration": "train-time"}
+    assert PolicyController()._settings.reports == {**usual, "eval_loss": "loss"}
+    assert PolicyController(reports={"duration": "t"})._settings.reports == {
+        **usual,
+        "duration": "t",
+        "eval_loss": "loss",
+    }
+    assert PolicyController(reports={"eval_loss": "x"})._settings.reports == {**usual, "eval_loss": "x"}
+
+
+def test_statistics_are_averaged_with_weights_that_sum_to_one():
+    sites = [SmallClient(name=f"site-{k}", target=2.0 * k) for k in range(1, 6)]
+    model = {"w": np.zeros(3), "bn.running_var": np.ones(2), "bn.num_batches_tracked": np.array(0)}
+    federation = LocalJob(sites, model, policy="unbiased", num_rounds=1, seed=1)
+    federation.run()
+    (selection,) = federation._driver.history
+    weights, targets = selection.weights, 2.0 * (selection.clients + 1)
+    assert abs(weights.sum() - 1) > 0.05
+    mean = weights @ targets / weights.sum()
+    np.testing.assert_allclose(federation._params["w"], 0.5 * weights @ targets)
+    np.testing.assert_allclose(federation._params["bn.running_var"], 0.5 * (1 + mean))
+    batches = federation._params["bn.num_batches_tracked"]
+    assert batches.dtype == model["bn.num_batches_tracked"].dtype and batches == round(0.5 * mean)
 
 
 def test_a_job_without_an_initial_model_or_without_training_ends_with_an_error():
@@ -227,6 +257,13 @@ def test_a_job_in_the_simulator_survives_a_failing_and_a_killed_client(tmp_path,
     assert [int(round[0]) for round in rounds] == [1, 2, 3, 4, 5]
     assert all(int(round[1]) >= 2 for round in rounds)
     assert any("name:site-2" in round[3] for round in rounds)
+    if policy == "pow-d":  # a trial of fedcor may be what site-5 is killed in
+        assert any(re.search("late: .*name:site-5", round[3]) for round in rounds)
+    roster = Roster.load(state)
+    last = dict(zip(roster.keys, roster.last, strict=True))
+    print(last)
+    assert last["name:site-5"] <= 1  # it dies in the second round, and is not asked again
+    assert last["name:site-1"] == 4
     session = fedpick.Session.load(state)
     assert session.round == 5 and len(session.clients) == 5
     # A second job goes on where the first one ended, with the saved model.

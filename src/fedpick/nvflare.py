@@ -21,7 +21,7 @@ from fedpick.adapter.arrays import Arrays, in_form_of, number
 from fedpick.adapter.driver import Driver
 from fedpick.adapter.members import Members
 from fedpick.adapter.report import Step
-from fedpick.adapter.settings import REPORTS, Options, Settings, refuse_unusable_policy, writable_directory
+from fedpick.adapter.settings import Options, Settings, refuse_unusable_policy, writable_directory
 from fedpick.core import registry
 from fedpick.core.checkpoint import pack, unpack
 from fedpick.core.errors import InvalidInput, MissingDependency, StateFileError, TrainingFailed
@@ -69,6 +69,7 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         train_timeout: seconds that clients have to train. A late client counts as failed, and as busy until it answers.
         clip_norms: scale down updates that are longer than this many times the median length in the cohort; None: none.
         reports: Outcome field -> key in the metrics, or the meta, of a result; "eval_loss" is that of a validation.
+            Fields that are not named keep their usual keys.
         sketch: how the server describes an update, for policies that learn from it: "head" or "count-sketch".
         guard: what the session does about reports that may be false: "off", "mild", "strict", or the options of a
             `fedpick.Guard`, as {"most_places": 3.0}.
@@ -112,13 +113,11 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         for name, value in given.items():
             setattr(self, name, value)
         self.num_rounds = whole("PolicyController", "num_rounds", 1, value=num_rounds)
-        shared = {name: value for name, value in given.items() if name in Options.__annotations__ and name != "reports"}
-        self._settings = Settings(
-            **shared,
-            reports={**REPORTS, "eval_loss": "loss"} if reports is None else reports,
-            probe="evaluate",
-            caller="PolicyController",
-        )
+        shared = {name: value for name, value in given.items() if name in Options.__annotations__}
+        shared["reports"] = {} if reports is None else reports
+        self._settings = Settings(**shared, probe="evaluate", caller="PolicyController")
+        if "eval_loss" not in shared["reports"]:  # a validation of NVFlare reports "loss"
+            self._settings.reports = {**self._settings.reports, "eval_loss": "loss"}
         self._policy = registry.get(policy, **(policy_options or {}))
         refuse_unusable_policy(self._policy, "NVFlare")
         self._answered: dict[str, float] = {}  # name of a client that answered, errors included -> seconds it took
@@ -196,7 +195,7 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
     def losses(self, clients: NDArray[np.int64], model: Arrays, batch_size: int | None) -> NDArray[np.float64]:
         """The losses that the clients' validation reports, always on all of their validation data."""
         results, _ = self._exchange(self.probe_task, clients, model, self.probe_timeout, len(clients))
-        key = self._settings.reports.get("eval_loss", REPORTS["eval_loss"])
+        key = self._settings.reports["eval_loss"]
         metrics = [_metrics(results.get(name)) for name in self._client_names(clients)]
         values = np.array([number(found.get(key)) for found in metrics])
         if len(values) and np.isnan(values).all():
@@ -290,7 +289,7 @@ class _Members(Members):
     @property
     def labels_hint(self) -> str:
         """What to do if no client reports a label histogram."""
-        return 'NVFlare\'s clients do not report one; choose options that do not need it, such as similarity="updates"'
+        return 'NVFlare\'s clients do not report one; choose another policy, or fedgs with similarity="updates"'
 
 
 def _arrays(params: Any) -> dict[str, NDArray[Any]] | None:

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 
 import fedpick
-from fedpick.adapter.settings import Options, Settings
+from fedpick.adapter.settings import REPORTS, Options, Settings
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.flower import with_policy
 from tests.flower.fake_grid import UNIFORM, federation, start
@@ -28,6 +28,23 @@ def test_what_flower_cannot_report_is_refused_before_the_first_round():
 def test_reports_that_are_no_outcome_are_refused():
     with pytest.raises(InvalidInput, match="reports must map"):
         with_policy(flower.FedAvg(), fedpick.policies.get("uniform"), reports={"accuracy": "acc"})
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ({}, REPORTS),
+        (REPORTS, REPORTS),
+        ({"eval_loss": "x"}, {**REPORTS, "eval_loss": "x"}),
+        ({"eval_loss": "loss"}, {**REPORTS, "eval_loss": "loss"}),
+        (
+            {"train_loss": "loss"},
+            {"train_loss": "loss", "loss_rms": "loss_rms", "duration": "train-time", "eval_loss": "eval_loss"},
+        ),
+    ],
+)
+def test_reports_that_are_not_named_keep_their_usual_metrics(reports, expected):
+    assert Settings(reports=reports).reports == expected
 
 
 @pytest.mark.parametrize(

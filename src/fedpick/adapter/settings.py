@@ -259,13 +259,17 @@ def _checked_identities(identities: Any, expected: str) -> frozenset[str]:
 
 
 def _checked_reports(reports: Any) -> dict[str, str]:
+    """The user's names of reports, and the usual ones of the others."""
     expected = f"reports must map {', '.join(map(repr, REPORTS))} to keys of the train replies' metrics"
     if not isinstance(reports, Mapping):
         raise InvalidInput(f"{expected}, as in {dict(REPORTS)!r}. Got {reports!r}.")
     for name, key in reports.items():
         if name not in REPORTS or not isinstance(key, str):
             raise InvalidInput(f"{expected}. Got {name!r}: {key!r}.")
-    return dict(reports)
+    # With {"train_loss": "loss"} the metric "loss" is no longer the report "loss".
+    taken = {key for name, key in reports.items() if name != "eval_loss"}
+    usual = {name: key for name, key in REPORTS.items() if name == "eval_loss" or key not in taken}
+    return {**usual, **reports}
 
 
 def refuse_unusable_policy(policy: Any, framework: str = "Flower") -> None:

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fedpick.adapter.arrays import Arrays, number
-from fedpick.adapter.settings import REPORTS, Settings
+from fedpick.adapter.settings import Settings
 from fedpick.flower.inner import messages_to
 from fedpick.flower.membership import Membership
 from fedpick.flower.messages import LOG, arrays_of, metrics_of, queries, reason_of, replies_by_node
@@ -63,7 +63,7 @@ class Prober:
         config = ConfigRecord(dict(self.evaluate_config))  # a copy, as for trials
         messages = messages_to(nodes, "evaluate", self.inner, self.server_round, arrays, config, self.grid)
         replies = self._exchange(messages, self.settings.probe_timeout)
-        key = self.settings.reports.get("eval_loss", REPORTS["eval_loss"])
+        key = self.settings.reports["eval_loss"]
         metrics = [metrics_of(replies.get(node)) for node in nodes]
         values = np.array([number(found.get(key)) for found in metrics])
         if len(values) and np.isnan(values).all():

@@ -103,7 +103,8 @@ def with_policy(
         probe_timeout: seconds that clients have to answer a query.
         train_timeout: seconds that clients have to train. A late client counts as failed, and as busy until it answers.
         clip_norms: scale down updates that are longer than this many times the median length in the cohort; None: none.
-        reports: Outcome field -> metric of the train replies; "eval_loss" -> metric of the evaluate replies.
+        reports: Outcome field -> metric of the train replies; "eval_loss" -> metric of the evaluate replies. Fields
+            that are not named keep their usual metrics.
         sketch: how the server describes an update for policies that learn from it: "head" (the update of the last
             layer's bias), "count-sketch" (512 numbers of the whole update), or a function (arrays of the update) ->
             vector.
