@@ -262,15 +262,22 @@ def test_four_of_five_answers_end_the_round_without_the_slow_node(enough, tmp_pa
     assert all(name not in report["available"] for report in later)  # it is busy
 
 
-def test_fedgs_goes_on_when_a_member_of_its_cohort_is_killed(tmp_path):
+@pytest.mark.parametrize(
+    ("policy", "settings", "asks"),
+    [
+        ("fedgs", {"policy_parameters": "similarity=updates"}, "train"),
+        ("pow-d", {"policy_parameters": "num_candidates=5", "probe": "evaluate"}, "evaluate"),
+    ],
+)
+def test_a_policy_goes_on_when_a_member_of_its_cohort_is_killed(tmp_path, policy, settings, asks):
     output, marks = tmp_path / "run.json", tmp_path / "marks"
     marks.mkdir()
     with Loopback(tmp_path, num_partitions=5) as federation:
         for partition in range(5):
             federation.join(partition)
         run = federation.run(
-            policy="fedgs",
-            policy_parameters="similarity=updates",
+            policy=policy,
+            **settings,
             dataset="synthetic",
             num_partitions=5,
             budget=3,
@@ -287,8 +294,9 @@ def test_fedgs_goes_on_when_a_member_of_its_cohort_is_killed(tmp_path):
         wait_for_rounds(output, 4, run, READY)
         run.wait(120)
     rounds, dead = progress(output)["rounds"], f"partition:{victim}"
-    print(f"\nfedgs: killed {dead} in round {killed_in}\n{summary(rounds)}")
+    print(f"\n{policy}: killed {dead} in round {killed_in}\n{summary(rounds)}")
     assert [report["round"] for report in rounds] == [1, 2, 3, 4]
+    assert asks in [step["kind"] for step in rounds[0]["steps"][:-1]]  # before the cohort trains
     assert dead in rounds[killed_in - 1]["failed"] and all(report["completed"] for report in rounds)
 
 
@@ -360,6 +368,7 @@ def simulate(tmp_path: Path, name: str) -> list[list[str]]:
             if "Failed to start local SuperLink within" not in log:
                 break
         assert done.returncode == 0, log[-3000:]
+        assert "Policy: pow-d" in log and "Round 4: " in log, log[-3000:]  # in what --stream shows
     finally:
         # Found by the folder of its log, which no other process has.
         listing = subprocess.run(["pgrep", "-f", f"flower-superlink.*{home}"], capture_output=True, text=True)

@@ -29,6 +29,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = with_policy(
         FedAvg(fraction_evaluate=0.0),
         policy,
+        probe=str(settings["probe"]),
         budget=int(settings["budget"]),
         seed=seed,
         state=str(settings["state"]) or None,
