@@ -239,6 +239,9 @@ _SYBILS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("rpow-d", {"num_candidates": "all"}),
     ("fedgs", {"alpha": 0.0}),
     ("f3ast", {}),
+    ("refl", {}),
+    ("tifl", {}),
+    ("herd", {}),
 )
 
 

@@ -317,7 +317,7 @@ def test_rpow_d_spends_the_infinite_value_on_the_first_attempt():
     losses = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     first = np.concatenate([told(session, losses, dead=(0, 5)) for _ in range(3)])
     assert sorted(first) == [0, 1, 2, 3, 4, 5]
-    # Known: 2, 3, 4, 5 with mean 3.5, which the two dead ones count as.
+    # Known: 2, 3, 4, 5 with median 3.5, which the two dead ones count as.
     assert told(session, losses).tolist() == [4, 3]
 
 
@@ -329,6 +329,15 @@ def test_rpow_d_a_client_that_dies_with_the_largest_loss_is_not_picked_for_ever(
         told(session, losses)
     picks = np.concatenate([told(session, losses * 0.99**index, dead=(7,)) for index in range(40)])
     assert 1 <= (picks == 7).sum() <= 8  # its share of 80 places
+
+
+def test_rpow_d_large_losses_of_others_do_not_lift_a_dead_client():
+    session = Session(policies.get("rpow-d", num_candidates="all"), table(np.ones(6)), seed=2)
+    losses = np.array([1.0, 1.1, 1.2, 1.3, 1.4, 1000.0])  # the mean is above all but one
+    for _ in range(3):
+        told(session, losses, dead=(0,))
+    for _ in range(20):
+        assert 0 not in told(session, losses, dead=(0,))
 
 
 def test_rpow_d_who_completed_without_a_usable_report_ranks_last():
@@ -356,7 +365,7 @@ def test_rpow_d_a_failure_does_not_make_it_forget_the_latest_report():
     for _ in range(2):
         told(session, losses)
     assert 3 in told(session, losses, dead=(3,))
-    # It counts as the mean, 2, until it completes again; then as the 4 that it reported before.
+    # It counts as the median, 2, until it completes again; then as the 4 that it reported before.
     for _ in range(200):
         if 3 in told(session, losses, silent=(3,)):
             break

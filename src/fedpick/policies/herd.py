@@ -6,18 +6,20 @@ Notation: p_k importance; m clients per round; a_k how often client k was availa
     g_k = the same if all clients were always available (a_k = 1).
 
 State: two credits per client. In every round p_k arrives, and the weight with which a client was chosen is paid.
-    c_k   the debt since the start. It is bounded, so that in the long run client k gets the share p_k of all weight,
-          for any availability that lets every client in again and again. A client that was away is owed more.
+    c_k   the debt since the start. A client that was away is owed more. In the long run client k gets the share p_k of
+          all weight, if the availability allows it (docs/policies/herd.md has the condition and the proof). A client is
+          owed at most 30 h_k: one that is owed more has probably left. A newcomer starts at the mean of the others.
     b_k   the same with a short memory: its old value fades by the share `fade` per round. It says which part of the
           population the latest cohorts left out.
 
 Decision: among the available clients choose S, |S| = m, that minimises
 
-    J(S) = alpha |Z'b - sum over S of g_k z_k|^2 / kappa  +  (1 - alpha) sum over k of (c_k - [k in S] h_k)^2 / h_k
+    J(S) = alpha (|Z'b - sum over S of g_k z_k|^2 + sum over S of g_k^2 v_k) / kappa
+           + (1 - alpha) sum over k of (c_k - [k in S] h_k)^2 / h_k
 
-with kappa the mean of g_k |z_k|^2. Few clients cannot match a population, so alpha is at most 4 m / (4 m + 1). The
-first term makes the cohort stand for the whole population, the second one balances the debt. The search takes one
-client after the other, the best one first, and then the best swaps.
+with kappa the mean of g_k |z_k|^2 and v_k the uncertainty of z_k (below). Few clients cannot match a population, so
+alpha is at most 4 m / (4 m + 1). The first term makes the cohort stand for the whole population, the second one
+balances the debt. The search takes one client after the other, the best one first, and then the best swaps.
 
 Weights: those w_k in [h_k / 2, 2 h_k] that minimise J for the chosen cohort, with w_k for g_k and h_k; scaled so that
 they sum to 1.
@@ -25,13 +27,16 @@ they sum to 1.
 z_k comes from the updates that the server receives anyway (`source="updates"`): the sketch of the client's update,
 normalised, averaged with the one before it and centred over the known clients. The sketch of a classifier is the update
 of the last layer's bias: the client's label mix minus what the model predicts. Other sources are the label shares and
-the features in the table. A client that is not known yet has z_k = 0 and is chosen for its debt.
+the features in the table. A client that is not known yet has z_k = 0, which fits into every cohort: herd tries it soon.
+That must not be a way to buy places. So v_k is the mean of |z|^2 over the known clients, the expected square of what an
+unknown client would add, for a client that is still unknown after three attempts and for an unknown client that joined
+later than the first ones. These are chosen for their debt. v_k is 0 for all others.
 
 A client that was chosen has paid, whether it completed or not; otherwise a client that never answers would be chosen
 for ever.
 
->>> half = np.full(4, 0.5)
->>> reference(half / 2, half / 2, np.array([[1.0], [1.0], [-1.0], [-1.0]]), half, half, 0.95, 2)
+>>> half, none = np.full(4, 0.5), np.zeros(4)
+>>> reference(half / 2, half / 2, np.array([[1.0], [1.0], [-1.0], [-1.0]]), none, half, half, 0.95, 2)
 (0, 2)
 """
 
@@ -56,6 +61,10 @@ _NEEDS = {"updates": Signal.SKETCH, "labels": Signal.LABEL_HISTOGRAM, "features"
 _SHORTLIST = 20_000
 """Candidates that the search compares; of more, those with the largest first gain."""
 _MOST_SWAPS = 100
+_MOST_OWED = 30.0
+"""Places that a client is owed at most, in units of h_k. A client that is owed more has probably left."""
+_TRIES = 3
+"""A client that was chosen this often and is still unknown counts as silent: two failures may be chance."""
 _LOWEST, _HIGHEST = 0.5, 2.0
 """Bounds of a weight, in units of h_k."""
 _WEIGHT_PASSES = 10
@@ -65,19 +74,21 @@ def reference(
     debt: FloatArray,
     recent: FloatArray,
     described: FloatArray,
+    uncertain: FloatArray,
     share: FloatArray,
     due: FloatArray,
     alpha: float,
     size: int,
 ) -> tuple[int, ...]:
-    """J(S) as printed above, minimised over all cohorts: debt c, recent b, described (N, s) z, share g, due h."""
+    """J(S) as printed above, minimised over all cohorts: c, b, z (N, s), v, g, h."""
     kappa = (share * (described**2).sum(axis=1)).mean() or 1.0
 
     def objective(cohort: tuple[int, ...]) -> float:
         chosen = np.isin(np.arange(len(debt)), cohort)
         matching = described.T @ recent - described.T @ np.where(chosen, share, 0.0)
+        doubt = (np.where(chosen, share, 0.0) ** 2 * uncertain).sum()
         balance = (debt - np.where(chosen, due, 0.0)) ** 2 / due
-        return float(alpha * (matching @ matching) / kappa + (1 - alpha) * balance.sum())
+        return float(alpha * (matching @ matching + doubt) / kappa + (1 - alpha) * balance.sum())
 
     return min(combinations(range(len(debt)), size), key=objective)
 
@@ -98,6 +109,8 @@ class HerdState:
     """(N,) rounds in which the client was available."""
     age: FloatArray = per_client()
     """(N,) rounds since the client joined."""
+    silent: IntArray = per_client()
+    """(N,) how often the client was chosen, if it has sent no sketch yet; 0 for a known client."""
 
 
 @final
@@ -148,23 +161,28 @@ class Herd(Policy[HerdState]):
             recent=nothing,
             present=nothing,
             age=nothing,
+            silent=np.zeros(len(clients), dtype=np.int64),
         )
 
     def select(self, state: HerdState, context: RoundContext, rng: np.random.Generator) -> tuple[Selection, HerdState]:
         """Minimise J over the cohorts of available clients."""
         importance = context.clients.importance
-        debt, recent = state.debt + importance, state.recent + importance
-        present, age = state.present + context.available, state.age + 1
         candidates = np.flatnonzero(context.available)
+        debt, recent = _joined(state, candidates) + importance, state.recent + importance
+        present, age = state.present + context.available, state.age + 1
         size = min(context.budget, len(candidates))
         share = _over(importance, selection_rates(importance, max(size, 1)))
         # One more round of presence than was seen: an estimate of 0 would make the weight infinite.
         due = _over(importance, selection_rates(importance, max(size, 1), most=(present + 1) / (age + 1)))
+        debt = _limited(debt, importance, due)
         described = self._described(state, context.clients)
-        kappa = float((share * np.einsum("ij,ij->i", described, described)).mean()) or 1.0
+        lengths = np.einsum("ij,ij->i", described, described)
+        kappa = float((share * lengths).mean()) or 1.0
         target = described.T @ recent
-        chosen, mismatch = self._search(debt, target, described, share, due, kappa, candidates, size, rng)
-        raw = self._weights(debt[chosen], described[chosen], due[chosen], target, kappa)
+        doubtful = (state.silent >= _TRIES) | ((lengths == 0) & (age < age.max(initial=0)))
+        uncertain = np.where(doubtful, lengths.sum() / max(np.count_nonzero(lengths), 1), 0.0)
+        chosen, mismatch = self._search(debt, target, described, uncertain, share, due, kappa, candidates, size, rng)
+        raw = self._weights(debt[chosen], described[chosen], uncertain[chosen], due[chosen], target, kappa)
         total = raw.sum()
         weights = raw / total if total > 0 else np.full(size, 1 / max(size, 1))
         paid = np.zeros_like(debt)
@@ -172,7 +190,8 @@ class Herd(Policy[HerdState]):
         diagnostics = {
             "largest_debt": float(np.abs(debt - paid).max()),
             "mismatch": mismatch,
-            "known": int(np.count_nonzero(described.any(axis=1))),
+            "known": int(np.count_nonzero(lengths)),
+            "silent": int(np.count_nonzero(state.silent >= _TRIES)),
         }
         state = replace(state, debt=debt - paid, recent=(recent - paid) * (1 - self.fade), present=present, age=age)
         return Selection(clients=chosen, weights=weights, diagnostics=diagnostics), state
@@ -182,7 +201,13 @@ class Herd(Policy[HerdState]):
         return min(self.alpha, 4 * size / (4 * size + 1))
 
     def _weights(
-        self, debt: FloatArray, described: FloatArray, due: FloatArray, target: FloatArray, kappa: float
+        self,
+        debt: FloatArray,
+        described: FloatArray,
+        uncertain: FloatArray,
+        due: FloatArray,
+        target: FloatArray,
+        kappa: float,
     ) -> FloatArray:
         """(m,) the weights in [h_k / 2, 2 h_k] that minimise J for the chosen cohort, by coordinate descent."""
         lowest, highest = _LOWEST * due, _HIGHEST * due
@@ -196,7 +221,8 @@ class Herd(Policy[HerdState]):
         for _ in range(_WEIGHT_PASSES):
             for k in np.flatnonzero(due):
                 toward = described[k] @ rest + lengths[k] * weights[k]
-                best = (scale * toward + (1 - alpha) * debt[k] / due[k]) / (scale * lengths[k] + (1 - alpha) / due[k])
+                curvature = scale * (lengths[k] + uncertain[k]) + (1 - alpha) / due[k]
+                best = (scale * toward + (1 - alpha) * debt[k] / due[k]) / curvature
                 new = min(max(best, lowest[k]), highest[k])
                 rest = rest + described[k] * (weights[k] - new)
                 weights[k] = new
@@ -221,6 +247,7 @@ class Herd(Policy[HerdState]):
         debt: FloatArray,
         target: FloatArray,
         described: FloatArray,
+        uncertain: FloatArray,
         share: FloatArray,
         due: FloatArray,
         kappa: float,
@@ -230,7 +257,7 @@ class Herd(Policy[HerdState]):
     ) -> tuple[IntArray, float]:
         """Greedy construction and best swaps. The fall of J for one more client k, with the mismatch r left so far, is
 
-        alpha (2 g_k z_k.r - g_k^2 |z_k|^2) / kappa + (1 - alpha) (2 c_k - h_k).
+        alpha (2 g_k z_k.r - g_k^2 (|z_k|^2 + v_k)) / kappa + (1 - alpha) (2 c_k - h_k).
         """
         if size == len(candidates):
             rest = target - described[candidates].T @ share[candidates]
@@ -240,7 +267,7 @@ class Herd(Policy[HerdState]):
         alpha = self._alpha(size)
         scale = alpha / kappa
         own = (1 - alpha) * (2 * debt[candidates] - due[candidates])
-        own -= scale * np.einsum("ij,ij->i", scaled, scaled)
+        own -= scale * (np.einsum("ij,ij->i", scaled, scaled) + share[candidates] ** 2 * uncertain[candidates])
         if len(candidates) > max(_SHORTLIST, 20 * size):
             first = own + 2 * scale * (scaled @ target)
             kept = np.sort(np.argpartition(-first, max(_SHORTLIST, 20 * size))[: max(_SHORTLIST, 20 * size)])
@@ -259,11 +286,15 @@ class Herd(Policy[HerdState]):
         return np.sort(candidates[members]), float(rest @ rest) / kappa
 
     def observe(self, state: HerdState, outcome: Outcome) -> HerdState:
-        """Average the normalised sketch of every completed update with the one before it."""
-        if self.source != "updates" or outcome.sketch.shape[1] == 0:
+        """Average the normalised sketch of every completed update with the one before it; note who sent none."""
+        if self.source != "updates":
             return state
         length = np.sqrt((outcome.sketch**2).sum(axis=1))
         told = outcome.completed & (length > 0)  # NaN is not larger than 0
+        silent = state.silent.copy()
+        unknown = ~told & ~np.isin(outcome.clients, state.known)
+        silent[outcome.clients] = np.where(unknown, silent[outcome.clients] + 1, 0)
+        state = replace(state, silent=silent)
         if not told.any():
             return state
         clients, new = outcome.clients[told], outcome.sketch[told] / length[told][:, None]
@@ -280,6 +311,22 @@ class Herd(Policy[HerdState]):
             known=np.insert(state.known, places[~seen], clients[~seen]),
             sketches=np.insert(sketches, places[~seen], new[~seen], axis=0),
         )
+
+
+def _joined(state: HerdState, candidates: IntArray) -> FloatArray:
+    """(N,) the debt; a newcomer is owed as much as the available clients on average."""
+    new = state.age == 0
+    old = candidates[~new[candidates]]
+    return np.where(new, state.debt[old].mean(), state.debt) if len(old) and new.any() else state.debt
+
+
+def _limited(debt: FloatArray, importance: FloatArray, due: FloatArray) -> FloatArray:
+    """(N,) at most `_MOST_OWED` places per client. What is cut is given to the others, so that they balance."""
+    gone = debt > _MOST_OWED * due
+    if not gone.any() or gone.all():
+        return debt
+    others = debt + (importance[~gone].mean() - debt[~gone].mean())
+    return np.where(gone, _MOST_OWED * due, others)
 
 
 def _over(importance: FloatArray, rates: FloatArray) -> FloatArray:

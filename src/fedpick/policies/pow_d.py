@@ -392,10 +392,11 @@ class RPowD(Policy[RememberedLosses]):
 
 
 def _ranking_values(state: RememberedLosses, candidates: IntArray) -> FloatArray:
-    """The losses by which candidates are ranked: infinite, as reported, the mean of the known, or NaN (last)."""
+    """The losses by which candidates are ranked: infinite, as reported, the median of the known, or NaN (last)."""
     known = state.report == _KNOWN
-    mean = float(state.loss[known].mean()) if known.any() else 0.0
-    of_kind = {_UNTRIED: np.inf, _FAILED: mean, _FAILED_KNOWN: mean, _UNUSABLE: np.nan}
+    # Half of the clients are above it. The mean is not: a few large losses would lift every client that failed.
+    middle = float(np.median(state.loss[known])) if known.any() else 0.0
+    of_kind = {_UNTRIED: np.inf, _FAILED: middle, _FAILED_KNOWN: middle, _UNUSABLE: np.nan}
     values = state.loss[candidates]
     for kind, value in of_kind.items():
         values[state.report[candidates] == kind] = value
