@@ -4,6 +4,7 @@
     python -m benchmarks.liars run --data fmnist --seeds 3
     python -m benchmarks.liars tables [--data fmnist]           # prints the tables in Markdown
     python -m benchmarks.liars sybils --seeds 10                # fresh identities in every round; prints a table
+    python -m benchmarks.liars factors --seeds 5                # smaller lies, seeds 100 and up; prints a table
 
 Two shards per client, 5 clients per round, 100 rounds. Accuracy is the mean over the last ten rounds. All runs of one
 call share one process and its compiled programs.
@@ -84,7 +85,9 @@ def one_run(
         federation,
         "mlp",
         local=LOCAL[name],
-        attacks=None if kind is None else Attacks(kind=kind, share=condition["share"]),
+        attacks=None
+        if kind is None
+        else Attacks(kind=kind, share=condition["share"], factor=condition.get("factor", 100.0)),
         server=ServerStep(aggregation=condition.get("aggregation", "mean")),
         losses_on="validation",
         seed=seed,
@@ -265,18 +268,45 @@ def sybils(seeds: int) -> Iterator[str]:
         yield f"| {name} {options or ''} | {' | '.join(cells)} |"
 
 
+_FACTORS = (3.0, 10.0, 100.0)
+_GUARDS: dict[str, Any] = {
+    "off": "off",
+    "mild": "mild",
+    "strict": "strict",
+    "strict, most_places=2": {"exclude": True, "newcomers": True, "most_size": 3.0, "most_places": 2.0},
+}
+
+
+def factors(seeds: int) -> Iterator[str]:
+    """`inflate` by several factors, 20 % of liars: places of liars over their fair share, and points of accuracy."""
+    yield f"| policy | guard | hard clients' places | {' | '.join(f'factor {factor:g}' for factor in _FACTORS)} |"
+    yield "|---|---|---|" + "---|" * len(_FACTORS)
+    chosen = range(100, 100 + seeds)
+    for policy in ("pow-d", "rpow-d", "adapow-d", "afl", "fedcor", "fedgp"):
+        base = [one_run(policy, {"attack": None, "share": 0.2, "guard": "off"}, seed) for seed in chosen]
+        for name, guard in _GUARDS.items():
+            honest = [one_run(policy, {"attack": None, "share": 0.2, "guard": guard}, seed) for seed in chosen]
+            cells = []
+            for factor in _FACTORS:
+                lie = {"attack": "inflate", "share": 0.2, "guard": guard, "factor": factor}
+                these = [one_run(policy, lie, seed) for seed in chosen]
+                cells.append(f"x {_mean(these, 'captured') / 0.2:.2f}, {_paired(these, base)}")
+            yield f"| {policy} | {name} | x {_hard_share(honest, base):.2f} | {' | '.join(cells)} |"
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "tables", "sybils"))
+    parser.add_argument("what", choices=("run", "tables", "sybils", "factors"))
     parser.add_argument("--data", choices=tuple(POLICIES), default="digits")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--file", type=Path, default=_FILE)
     given = parser.parse_args()
     if given.what == "run":
         run(given.file, given.data, given.seeds)
-    elif given.what == "sybils":
-        print("\n".join(sybils(given.seeds)))
+    elif given.what in ("sybils", "factors"):
+        for line in (sybils if given.what == "sybils" else factors)(given.seeds):
+            print(line, flush=True)
     else:
         print("\n".join(tables(_rows(given.file), given.data)))
 
