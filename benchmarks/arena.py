@@ -48,12 +48,16 @@ class Setting:
     rounds: int
     score: str
     """"accuracy": mean test accuracy of the last ten evaluations; "loss": lowest test loss; "objective": the last."""
+    only: tuple[str, ...] = ()
+    """The policies that take part; empty: all. A setting with few policies does not count for ranks."""
+    evaluate_every: int | None = None
+    """None: such that there are at least 200 evaluations, if there are as many rounds."""
 
     def load(self, name: str, chosen: Sequence[str], seeds: Sequence[int]) -> Spec:
         """Return the spec with these policies, each with its defaults."""
         spec = load_spec(SPECS / self.spec)
-        entries = tuple(PolicySpec(name=each, label=each) for each in chosen)
-        every = max(1, self.rounds // 200)
+        entries = tuple(PolicySpec(name=each, label=each) for each in chosen if not self.only or each in self.only)
+        every = self.evaluate_every or max(1, self.rounds // 200)
         return replace(
             spec,
             title=f"arena: {name}",
@@ -69,6 +73,8 @@ class Setting:
         )
 
 
+_CNN = ("uniform", "pow-d", "fedgs", "fedcbs", "clustered-updates", "herd")
+"""A round of FedGS's CNN takes two seconds: few policies, few rounds."""
 SETTINGS = {
     "fmnist-2spc": Setting("fedcor-fmnist.toml#2SPC", 150, "accuracy"),
     "fmnist-1spc": Setting("fedcor-fmnist.toml#1SPC", 150, "accuracy"),
@@ -82,9 +88,9 @@ SETTINGS = {
     "synthetic-mdf": Setting("fedgs-table2-synthetic.toml#MDF-0.7", 1000, "loss"),
     "synthetic-ln": Setting("fedgs-table2-synthetic.toml#LN-0.5", 1000, "loss"),
     "synthetic-sln": Setting("fedgs-table2-synthetic.toml#SLN-0.5", 1000, "loss"),
-    "fmnist-cnn-idl": Setting("fedgs-table2-fmnist.toml#IDL", 60, "loss"),
-    "fmnist-cnn-yc": Setting("fedgs-table2-fmnist.toml#YC-0.9", 60, "loss"),
-    "fmnist-cnn-ymf": Setting("fedgs-table2-fmnist.toml#YMF-0.9", 60, "loss"),
+    "fmnist-cnn-idl": Setting("fedgs-table2-fmnist.toml#IDL", 40, "loss", _CNN, 5),
+    "fmnist-cnn-yc": Setting("fedgs-table2-fmnist.toml#YC-0.9", 40, "loss", _CNN, 5),
+    "fmnist-cnn-ymf": Setting("fedgs-table2-fmnist.toml#YMF-0.9", 40, "loss", _CNN, 5),
     "cafed-synthetic": Setting("cafed-synthetic.toml", 150, "accuracy"),
     "cafed-mnist": Setting("cafed-fig1.toml#mnist", 100, "accuracy"),
     "cafed-clusters": Setting("cafed-fig5.toml#between", 100, "accuracy"),
@@ -277,6 +283,8 @@ class Arena:
     by_models: Mapping[str, Mapping[str, Standing]]
     """The same, but every policy stops when it has sent as many models as `uniform` in the whole run."""
     seeds: Mapping[str, Sequence[int]]
+    reduced: Mapping[str, Mapping[str, Standing]]
+    """After all rounds, of the settings in which few policies take part."""
 
     @property
     def labels(self) -> list[str]:
@@ -293,10 +301,14 @@ def mean_rank(settings: Mapping[str, Mapping[str, Standing]], label: str) -> flo
 def arena_of(scores: Scores) -> Arena:
     """Compare the policies in every setting in which all of them have a seed in common."""
     usable = {name: scores[name] for name in SETTINGS if scores.get(name) and common_seeds(scores[name])}
+    by_round = {name: standings(of, lambda score: score.by_round) for name, of in usable.items()}
+    by_models = {name: standings(of, lambda score: score.by_models) for name, of in usable.items()}
+    full = [name for name in usable if not SETTINGS[name].only]
     return Arena(
-        {name: standings(of, lambda score: score.by_round) for name, of in usable.items()},
-        {name: standings(of, lambda score: score.by_models) for name, of in usable.items()},
+        {name: by_round[name] for name in full},
+        {name: by_models[name] for name in full},
         {name: common_seeds(of) for name, of in usable.items()},
+        {name: by_round[name] for name in usable if SETTINGS[name].only},
     )
 
 
@@ -316,10 +328,16 @@ def leaderboard(arena: Arena) -> str:
             f"{_count(found[label].verdict for found in arena.by_models.values() if label in found)} |"
         )
     lines += ["", *_against_the_best(arena, OURS)]
-    for title, settings in (("After all rounds", arena.by_round), ("After as many models", arena.by_models)):
+    for title, settings in (
+        ("After all rounds", arena.by_round),
+        ("After as many models", arena.by_models),
+        ("After all rounds, few policies", arena.reduced),
+    ):
+        if not settings:
+            continue
         lines += ["", f"{title} (accuracies in per cent; = ties with the best other policy, + wins):", ""]
         lines += ["| policy | " + " | ".join(settings) + " |", "|---" * (1 + len(settings)) + "|"]
-        for label in arena.labels:
+        for label in (label for label in arena.labels if any(label in found for found in settings.values())):
             cells = [_cell(name, found[label]) if label in found else "" for name, found in settings.items()]
             lines.append(f"| `{label}` | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -333,7 +351,7 @@ def _against_the_best(arena: Arena, label: str) -> list[str]:
         f"| setting | seeds | score | `{label}` | best other | its score | difference [95 % interval] | |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name, found in arena.by_round.items():
+    for name, found in {**arena.by_round, **arena.reduced}.items():
         if label not in found:
             continue
         own, kind = found[label], SETTINGS[name].score
