@@ -2,7 +2,7 @@
 
     python -m benchmarks.arena run                  # hours; resumes, also on another machine
     python -m benchmarks.arena run --only synthetic-mdf --seeds 100,101 --policies herd,uniform --scores mine.json
-    python -m benchmarks.arena table --picture docs/figures/arena.png
+    python -m benchmarks.arena table --page docs/arena.md --picture docs/figures/arena.png
 
 A setting is a variant of a spec of a paper with its own data, model, rates, availability and budget; the policies are
 those of the registry, each with its defaults. A policy that needs what a setting does not have, such as labels, is left
@@ -312,8 +312,28 @@ def arena_of(scores: Scores) -> Arena:
     )
 
 
-def leaderboard(arena: Arena) -> str:
-    """The tables of all settings, as Markdown."""
+def tables(arena: Arena) -> dict[str, str]:
+    """The tables of the page as Markdown, by the names of their places."""
+    named = {
+        "leaderboard": _leaderboard(arena),
+        "best": _against_the_best(arena, OURS),
+        "scores": _all_scores(arena),
+    }
+    return {name: "\n".join(lines) for name, lines in named.items()}
+
+
+def fill(page: str, tables: Mapping[str, str]) -> str:
+    """Return the page with every table in its place: between `<!-- name -->` and `<!-- end -->`."""
+    for name, table in tables.items():
+        before, mark, rest = page.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        if not end:
+            raise SystemExit(f"The page has no place for the table: expected <!-- {name} --> and <!-- end -->.")
+        page = before + mark + table + "\n" + end + after
+    return page
+
+
+def _leaderboard(arena: Arena) -> list[str]:
     lines = [
         f"| policy | mean rank | worst rank | against the best other: wins / ties / losses | against `{OURS}` | "
         "models per round | by models sent: mean rank | against the best other |",
@@ -327,7 +347,11 @@ def leaderboard(arena: Arena) -> str:
             f"{np.mean([each.models for each in own]):.1f} | {mean_rank(arena.by_models, label):.1f} | "
             f"{_count(found[label].verdict for found in arena.by_models.values() if label in found)} |"
         )
-    lines += ["", *_against_the_best(arena, OURS)]
+    return lines
+
+
+def _all_scores(arena: Arena) -> list[str]:
+    lines: list[str] = []
     for title, settings in (
         ("After all rounds", arena.by_round),
         ("After as many models", arena.by_models),
@@ -335,19 +359,18 @@ def leaderboard(arena: Arena) -> str:
     ):
         if not settings:
             continue
-        lines += ["", f"{title} (accuracies in per cent; = ties with the best other policy, + wins):", ""]
+        lines += [f"{title} (accuracies in per cent; = ties with the best other policy, + wins):", ""]
         lines += ["| policy | " + " | ".join(settings) + " |", "|---" * (1 + len(settings)) + "|"]
         for label in (label for label in arena.labels if any(label in found for found in settings.values())):
             cells = [_cell(name, found[label]) if label in found else "" for name, found in settings.items()]
             lines.append(f"| `{label}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append("")
+    return lines[:-1]
 
 
 def _against_the_best(arena: Arena, label: str) -> list[str]:
     """A table: one policy and the best of the others, setting by setting."""
     lines = [
-        f"`{label}` and the best other policy. Accuracies are in points; of losses, the smaller one is better:",
-        "",
         f"| setting | seeds | score | `{label}` | best other | its score | difference [95 % interval] | |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -408,6 +431,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2,3,4,5,6,7,8,9")
     parser.add_argument("--store", default="results/arena.sqlite", help="the rounds of all runs")
     parser.add_argument("--scores", type=Path, default=SCORES, help="the scores of finished runs")
+    parser.add_argument("--page", type=Path, help="write the tables into their places in this Markdown file")
     parser.add_argument("--picture", type=Path, help="draw the ranks into this file, .png or .svg")
     given = parser.parse_args()
     names = given.only.split(",")
@@ -418,7 +442,12 @@ def main() -> None:
         seeds = [int(seed) for seed in given.seeds.split(",")]
         compute(names, given.policies.split(","), seeds, given.store, given.scores)
     arena = arena_of(read_scores(given.scores))
-    print(leaderboard(arena))
+    found = tables(arena)
+    if given.page is None:
+        print("\n\n".join(found.values()))
+    else:
+        given.page.write_text(fill(given.page.read_text(), found))
+        print(given.page)
     if given.picture is not None:
         print(draw(arena, given.picture))
 

@@ -69,7 +69,7 @@ def test_settings_are_compared_over_the_seeds_that_all_policies_have():
 
 def test_the_leaderboard_lists_every_setting_and_policy(tmp_path):
     found = arena.arena_of({"fmnist-2spc": scores(uniform=[0.5, 0.6], herd=[0.7, 0.81])})
-    text = arena.leaderboard(found)
+    text = "\n".join(arena.tables(found).values())
     assert [line[:24] for line in text.splitlines() if line.startswith("| `")][:2] == [
         "| `herd` | 1.0 | 1 | 1 /",
         "| `uniform` | 2.0 | 2 | ",
@@ -77,6 +77,23 @@ def test_the_leaderboard_lists_every_setting_and_policy(tmp_path):
     assert "| fmnist-2spc | 2 | accuracy | 75.5 | `uniform` | 55 | +20.5 [+14.1, +26.9] | win |" in text
     assert "| `herd` | 75.5 + |" in text
     assert arena.draw(found, tmp_path / "ranks.png").stat().st_size > 5000
+
+
+def test_a_setting_with_few_policies_is_shown_and_does_not_count_for_ranks():
+    full, few = scores(uniform=[0.5, 0.6], herd=[0.7, 0.81]), scores(uniform=[-0.1, -0.1], herd=[-0.5, -0.6])
+    found = arena.arena_of({"fmnist-2spc": full, "fmnist-cnn-yc": few})
+    assert list(found.by_round) == list(found.by_models) == ["fmnist-2spc"]
+    assert arena.mean_rank(found.by_round, "herd") == 1
+    text = arena.tables(found)
+    assert "| fmnist-cnn-yc | 2 | loss | 0.55 | `uniform` | 0.1 |" in text["best"]
+    assert "| `herd` | 0.55 |" in text["scores"]
+
+
+def test_the_page_has_the_tables_of_the_scores():
+    page = arena.SCORES.parents[1] / "arena.md"
+    assert (
+        arena.fill(page.read_text(), arena.tables(arena.arena_of(arena.read_scores(arena.SCORES)))) == page.read_text()
+    )
 
 
 def test_scores_are_written_and_read_without_loss(tmp_path):
