@@ -360,3 +360,11 @@ def test_outputs_are_refused_early_where_the_task_has_none():
     content = small_spec(("uniform",)).to_dict()
     spec = parse_spec({**content, "policies": [*content["policies"], outputs]})
     refuse_early([spec.settings_of(policy, 0) for policy in spec.policies])
+
+
+def test_a_spec_says_how_updates_are_described():
+    spec = small_spec(("herd",), simulator={"sketch": "count-sketch"})
+    built = build(spec.settings_of(spec.policies[0], 0))
+    list(built.rounds(6))
+    assert built.facts["simulator"]["sketch"] == "count-sketch"
+    assert built.session.state.sketches.shape[1] == 512

@@ -73,3 +73,12 @@ def test_a_number_of_seeds_counts_from_0():
     assert run_of({"rounds": 2}) == RunSettings(rounds=2)
     with pytest.raises(InvalidInput, match="a number from 1 to 10,000 or a list of seeds"):
         run_of({"rounds": 2, "seeds": 0})
+
+
+def test_the_sketch_of_updates_is_a_setting_of_the_simulator():
+    counted = stored(simulator={"losses_on": "validation", "sketch": "count-sketch"})
+    assert build_settings(counted).simulator.sketch == "count-sketch"
+    assert build_settings(stored()).simulator.sketch == "head"
+    assert "sketch" not in stored()["simulator"]  # a younger meaning: runs without it keep their identity
+    older = build_settings(stored(simulator={"sketch": 64})).simulator
+    assert (older.sketch, older.update_length) == ("head", 64)

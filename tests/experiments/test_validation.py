@@ -201,3 +201,13 @@ def test_sections_about_time(section, table, problem):
 
     content = {**tiny_spec().to_dict(), section: table}
     assert any(problem in each.message for each in content_problems(content)), content_problems(content)
+
+
+def test_sketches_of_updates():
+    assert not problems("simulator", sketch="count-sketch")
+    assert not problems("simulator", sketch="head", update_length=64)
+    assert "'sketch' parameter of SimulatorSettings must be 'head', 'count-sketch'" in problems(
+        "simulator", sketch="bias"
+    )
+    assert "sketch" in problems("simulator", sketch=0.5)
+    assert "update_length" in problems("simulator", update_length=0)

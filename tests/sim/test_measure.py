@@ -79,7 +79,7 @@ def test_outputs_are_mean_answers_of_the_trained_model_on_common_noise():
 def test_sketches_keep_inner_products():
     federation = make_federation(shape=(60,), num_classes=10)
     whole = Simulator(federation, "logistic", local=LOCAL).measure(Probe(clients=np.arange(6), signal=Signal.UPDATE))
-    simulator = Simulator(federation, "logistic", local=LOCAL, sketch=256)
+    simulator = Simulator(federation, "logistic", local=LOCAL, update_length=256)
     sketched = simulator.measure(Probe(clients=np.arange(6), signal=Signal.UPDATE))
     assert sketched.shape == (6, 256)
     products, estimates = whole @ whole.T, sketched @ sketched.T

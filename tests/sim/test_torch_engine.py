@@ -441,7 +441,7 @@ def test_an_empty_cohort_and_a_client_without_data_change_nothing():
 
 
 def test_sketches_keep_inner_products_and_trials_commit_nothing():
-    simulator = build(sketch=4096)
+    simulator = build(update_length=4096)
     probe = Probe(clients=[0, 3], signal=Signal.UPDATE)
     sketches, whole = simulator.measure(probe), build().measure(probe)
     np.testing.assert_allclose(sketches @ sketches.T, whole @ whole.T, rtol=0.2)

@@ -8,15 +8,15 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
+
+from fedpick.core.sketches import Arrays, SketchFunction, count_sketch
 
 __all__ = [
     "Arrays",
-    "SketchFunction",
     "all_finite",
     "apply_updates",
     "clipped",
@@ -31,16 +31,9 @@ __all__ = [
     "update_norm",
 ]
 
-Arrays = Mapping[str, NDArray[Any]]
-"""The arrays of a model, or of an update, by name."""
-
-SketchFunction = Callable[[Arrays], ArrayLike]
-"""Arrays of an update -> a short vector that describes it."""
-
 _LOG = logging.getLogger("fedpick")
 _LARGEST_COUNT = 2.0**53
 """A larger count is absurd. Sums of millions of counts below it are finite."""
-_SKETCH_SIZE = 512
 _BLOCK = 2**13
 """Numbers of a norm that are added at once: they stay in the cache, and BLAS starts no threads for so few."""
 _REAL = "biuf"
@@ -185,10 +178,7 @@ def sketches(
         seed: of the count sketch.
         log: where a function that fails is reported.
     """
-    ours: dict[str, SketchFunction] = {
-        "head": _mean_over_inputs,
-        "count-sketch": partial(_count_sketch, places=cache(partial(_places, seed=seed))),  # drawn once for all
-    }
+    ours: dict[str, SketchFunction] = {"head": _mean_over_inputs, "count-sketch": count_sketch(seed)}
     describe = ours[how] if isinstance(how, str) else how
     rows = [None if update is None else _described(describe, update, log) for update in updates]
     width = next((len(row) for row in rows if row is not None), 1)
@@ -222,20 +212,3 @@ def _mean_over_inputs(head_update: Arrays) -> NDArray[Any]:
     outputs_last = np.moveaxis(update, 0, -1) if name.endswith("weight") else update
     mean: NDArray[Any] = outputs_last.reshape(-1, outputs_last.shape[-1]).mean(axis=0)
     return mean
-
-
-def _count_sketch(update: Arrays, places: Callable[[int], tuple[NDArray[Any], NDArray[Any]]]) -> NDArray[np.float64]:
-    """The update as at most 512 numbers that keep inner products on average: random signs, summed in random buckets."""
-    flat = np.concatenate([np.ravel(array).astype(np.float64) for array in update.values()])
-    if len(flat) <= _SKETCH_SIZE:
-        return flat
-    signs, buckets = places(len(flat))
-    flat *= signs
-    return np.bincount(buckets, weights=flat, minlength=_SKETCH_SIZE).astype(np.float64, copy=False)
-
-
-def _places(length: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The sign and the bucket of every number of an update."""
-    rng = np.random.Generator(np.random.PCG64(seed))
-    signs = (rng.integers(0, 2, length) * 2 - 1).astype(np.int8)
-    return signs, rng.integers(0, _SKETCH_SIZE, length)

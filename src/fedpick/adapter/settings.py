@@ -16,12 +16,12 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedpick.adapter.arrays import SketchFunction
 from fedpick.adapter.report import RoundReport
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.guard import Guard, guard_of
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.record import Callback
+from fedpick.core.sketches import CHOICES, SketchFunction, is_sketch
 from fedpick.core.types import Clients, Selection, aggregation_weights, as_floats
 from fedpick.core.validation import is_whole, number, whole
 
@@ -168,10 +168,8 @@ class Settings:
         for name, arguments in (("key", "node_info, reported"), ("buffers", "name"), ("progress", "report")):
             if (value := getattr(self, name)) is not None and not callable(value):
                 raise InvalidInput(f"{name} must be a function, {name}({arguments}), or None. Got {value!r}.")
-        if not callable(self.sketch) and self.sketch not in ("head", "count-sketch"):
-            raise InvalidInput(
-                f"sketch must be 'head', 'count-sketch' or a function, sketch(update). Got {self.sketch!r}."
-            )
+        if not is_sketch(self.sketch):
+            raise InvalidInput(f"sketch must be {CHOICES}. Got {self.sketch!r}.")
         if not callable(self.weights) and self.weights not in ("policy", "ignored"):
             raise InvalidInput(
                 "weights must be 'policy', 'ignored' or a function, weights(selection, completed, clients). "

@@ -222,6 +222,7 @@ def build(settings: Mapping[str, Any]) -> FederatedRun:
         shards=parts.simulator.shards,
         group=parts.simulator.group,
         sketch=parts.simulator.sketch,
+        update_length=parts.simulator.update_length,
         noise_examples=parts.simulator.noise_examples,
     )
     session = Session(parts.policy, clients, parts.seed, provides=simulator.provides, guard=parts.guard)

@@ -26,7 +26,7 @@
     [waiting]              # optional: fields of fedpick.sim.Waiting (overcommit, quorum, deadline, late, ...)
     overcommit = 1.3
     [attacks]              # optional: fields of fedpick.sim.Attacks: kind = "inflate-flip", share = 0.2, ...
-    [simulator]            # optional: losses_on, shards, group, sketch, noise_examples, engine of Simulator
+    [simulator]            # optional: losses_on, shards, group, sketch, engine, ... of Simulator
     losses_on = "validation"
     [run]
     rounds = 500

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray
+from fedpick.core.sketches import SketchFunction
 from fedpick.sim.examples import Examples
 from fedpick.sim.hashing import Key
 from fedpick.sim.settings import LocalTraining, ServerStep
@@ -62,7 +63,7 @@ class Trained(NamedTuple):
     """(k,) mean training loss of each client."""
     norms: Float32Array
     """(k,) Euclidean norm of each update; not finite where the update did not enter the model."""
-    sketches: Float32Array
+    sketches: NDArray[np.floating[Any]]
     """(k, s) a short description of each update; s = 0 unless the work asked for it."""
     evaluation: tuple[float, float] | None = None
     """(loss, accuracy) on the test set, where it was asked for."""
@@ -120,8 +121,8 @@ class Engine(Protocol):
         """Return (loss, accuracy) on the central test set."""
         ...
 
-    def updates(self, params: Params, work: Work, sketch: int | None) -> FloatArray:
-        """(k, s): the update of each client trained from `params`, or a count sketch of length `sketch`."""
+    def updates(self, params: Params, work: Work, length: int | None) -> FloatArray:
+        """(k, s): the update of each client trained from `params`, or a count sketch of this length."""
         ...
 
     def outputs(self, params: Params, work: Work, noise_examples: int) -> FloatArray:
@@ -149,6 +150,7 @@ class EngineMaker(Protocol):
         seed: int,
         shards: int | None = None,
         group: int | None = None,
+        sketch: str | SketchFunction = "head",
     ) -> Engine:
         """See the arguments of `Simulator`."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
-from fedpick.core.validation import assign, choice, number, whole
+from fedpick.core.sketches import CHOICES, SketchFunction, is_sketch
+from fedpick.core.validation import assign, choice, is_whole, number, require, whole
 from fedpick.data.types import Part
 from fedpick.sim.robust import RULES, clip_norms, combine
 
@@ -171,14 +172,18 @@ class SimulatorSettings:
     losses_on: Part = "train"
     shards: int | None = None
     group: int | None = None
-    sketch: int | None = None
+    sketch: str | SketchFunction = field(default="head", metadata={"toml": str | int})
+    update_length: int | None = None
     noise_examples: int = 128
     engine: EngineName | None = None
     """The library that trains one of fedpick's own tasks; None: JAX. A task of the user brings its own."""
 
     def __post_init__(self) -> None:
         choice(self, "losses_on", ("train", "validation", "test", "all"))
-        for name in ("shards", "group", "sketch"):
+        if is_whole(self.sketch, 1):  # the older way to write update_length, in specs of stored runs
+            assign(self, update_length=self.sketch, sketch="head")
+        require(is_sketch(self.sketch), self, "sketch", CHOICES)
+        for name in ("shards", "group", "update_length"):
             whole(self, name, 1, optional=True)
         whole(self, "noise_examples", 1)
         if self.engine is not None:

@@ -22,6 +22,7 @@ from fedpick.core.errors import InvalidInput, MissingSignal, OutOfOrder, StateFi
 from fedpick.core.policy import Signal
 from fedpick.core.record import Counters, Timings
 from fedpick.core.rng import Purpose
+from fedpick.core.sketches import SketchFunction
 from fedpick.core.types import Clients, Outcome, Probe, Selection, aggregation_weights
 from fedpick.core.writing import write_atomically
 from fedpick.data.types import Federation, Part
@@ -102,7 +103,10 @@ class Simulator:
         losses_on: the part of the local data on which losses are measured: "train", "validation", "test" or "all".
         shards: pieces of a cohort that train in parallel; None: chosen by the engine.
         group: clients per batched program; None: chosen by the engine.
-        sketch: length of the sketch that answers an UPDATE probe; None: the whole update.
+        sketch: how the server describes an update for policies that learn from it: "head" (the update of the last
+            layer's bias), "count-sketch" (512 numbers of the whole update), or a function (arrays of the update by
+            name) -> vector.
+        update_length: length of the count sketch that answers an UPDATE probe; None: the whole update.
         noise_examples: common Gaussian inputs on which OUTPUTS probes are answered.
         engine: "jax" or "torch", for a task given by name; None: JAX.
     """
@@ -123,15 +127,17 @@ class Simulator:
         losses_on: Part = "train",
         shards: int | None = None,
         group: int | None = None,
-        sketch: int | None = None,
+        sketch: str | SketchFunction = "head",
+        update_length: int | None = None,
         noise_examples: int = 128,
         engine: EngineName | None = None,
     ) -> None:
-        SimulatorSettings(
+        settings = SimulatorSettings(
             losses_on=losses_on,
             shards=shards,
             group=group,
             sketch=sketch,
+            update_length=update_length,
             noise_examples=noise_examples,
             engine=engine,
         )  # validates them
@@ -151,8 +157,11 @@ class Simulator:
         """(N,) the clients that lie."""
         if attacks is not None:
             self.lying = attacks.liars(seed, len(self.clients), self.clients.group)
-        self.sketch, self.noise_examples = sketch, noise_examples
-        self.engine: Engine = self.task.engine(self.examples, local, self.server, seed=seed, shards=shards, group=group)
+        self.sketch, self.update_length = settings.sketch, settings.update_length
+        self.noise_examples = noise_examples
+        self.engine: Engine = self.task.engine(
+            self.examples, local, self.server, seed=seed, shards=shards, group=group, sketch=self.sketch
+        )
         self.params, self.velocity = self.engine.init()
         self.devices, self.waiting = devices, waiting or Waiting()
         self.fleet = None if devices is None else devices.fleet(self.clients, seed)
@@ -209,7 +218,8 @@ class Simulator:
             **({} if self.attacks is None else {"attacks": self.attacks.settings(self.lying)}),
             "seed": self.seed,
             "losses_on": self.losses_on,
-            "sketch": self.sketch,
+            "sketch": None if self.sketch == "head" else getattr(self.sketch, "__qualname__", self.sketch),
+            **({} if self.update_length is None else {"update_length": self.update_length}),
             "noise_examples": self.noise_examples,
             **({} if self.devices is None else {"devices": asdict(self.devices), "waiting": asdict(self.waiting)}),
             **self.engine.facts,
@@ -577,7 +587,7 @@ class Simulator:
                     values = self.attacks.losses(values, self.lying[probe.clients], self.round)
             else:
                 values = self._vectors(params, probe)
-            if probe.signal is Signal.UPDATE and self.sketch is None:
+            if probe.signal is Signal.UPDATE and self.update_length is None:
                 self._count(updates_up=len(probe.clients))
             else:
                 self._count(scalars_up=values.size)
@@ -598,7 +608,7 @@ class Simulator:
         if probe.signal is Signal.LOSS:
             first, last = (edge[probe.clients] for edge in self.examples.ranges[self.losses_on])
             passes += np.minimum(last - first, probe.batch_size or last - first)
-        if probe.signal is Signal.UPDATE and self.sketch is None:
+        if probe.signal is Signal.UPDATE and self.update_length is None:
             bytes_up = self.model_bytes
         down = np.where(fresh, self.model_bytes, 0)
         finish = self.fleet.seconds(self.round, probe.clients, passes, down, bytes_up).total
@@ -653,7 +663,7 @@ class Simulator:
         """(d, s): updates (or their sketches), or the mean outputs of the locally trained models on noise."""
         work = self._work(self.round, probe.clients, poisoned=np.zeros(len(probe.clients), bool))
         if probe.signal is Signal.UPDATE:
-            return self.engine.updates(params, work, self.sketch)
+            return self.engine.updates(params, work, self.update_length)
         return self.engine.outputs(params, work, self.noise_examples)
 
     # Evaluating

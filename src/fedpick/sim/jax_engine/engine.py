@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose
+from fedpick.core.sketches import SketchFunction
 from fedpick.sim import hashing
 from fedpick.sim.engine import Combine, Float32Array, Params, Trained, Work
 from fedpick.sim.examples import Examples
@@ -27,6 +28,7 @@ from fedpick.sim.jax_engine import programs
 from fedpick.sim.jax_engine.programs import Cohort, bucket
 from fedpick.sim.jax_engine.setup import default_shards, on_cpu
 from fedpick.sim.settings import LocalTraining, ServerStep
+from fedpick.sim.sketches import sketcher_of
 from fedpick.sim.tasks import Task
 
 __all__ = ["JaxEngine"]
@@ -42,6 +44,7 @@ SMALL_GROUP_CPU = 10
 costs as much as a client. With unequal steps a batch waits for the longest client, so clients train one by one."""
 ROUNDS_AT_ONCE = 16
 """Rounds of a small model that one program trains at most."""
+_Reports = tuple[Float32Array, Float32Array, NDArray[Any]]
 _NO_REPORTS = (np.empty(0, np.float32), np.empty(0, np.float32), np.empty((0, 0), np.float32))
 """Losses, norms and sketches of no client."""
 
@@ -140,7 +143,7 @@ class JaxEngine:
             adds up the updates in another order. A cohort that fits into one group is not cut. None: one per core on a
             CPU for models above `HEAVY` parameters, otherwise one.
         group: clients per batched program; None: by the size of the model. A smaller cohort trains one by one on a CPU.
-        describe_update: update -> (s,): what `Trained.sketches` holds, where a policy needs it.
+        sketch: what `Trained.sketches` holds, where a policy needs it; see `Simulator`.
     """
 
     def __init__(
@@ -153,18 +156,20 @@ class JaxEngine:
         seed: int,
         shards: int | None = None,
         group: int | None = None,
-        describe_update: programs.Describe | None = None,
+        sketch: str | SketchFunction = "head",
     ) -> None:
-        describe_update = describe_update or head_update
         self.examples, self.local, self.seed = examples, local, seed
         self.task = _for_flat_rows(task, examples.shape)
         self.server = server
         # On a CPU these share the memory of the examples.
         self.x, self.y = jax.device_put(examples.x), jax.device_put(examples.y)
         self.test_x, self.test_y = jax.device_put(examples.test_x), jax.device_put(examples.test_y)
-        sizes = [(leaf.size, leaf.nbytes) for leaf in jax.tree.leaves(self.init()[0])]
-        self.num_parameters = sum(int(size) for size, _ in sizes)
-        self.model_bytes = sum(int(nbytes) for _, nbytes in sizes)
+        named = jax.tree_util.tree_leaves_with_path(self.init()[0])
+        leaves = [leaf for _, leaf in named]
+        self.num_parameters = sum(int(leaf.size) for leaf in leaves)
+        self.model_bytes = sum(int(leaf.nbytes) for leaf in leaves)
+        names = [_name(path) for path, _ in named]
+        self._sketcher = sketcher_of(sketch, seed, names, [leaf.shape for leaf in leaves])
         heavy = self.num_parameters > HEAVY
         self.group = group or task.group or _default_group(heavy, equal_steps=local.steps is not None)
         self.shards = shards or (default_shards() if heavy else 1)
@@ -173,9 +178,10 @@ class JaxEngine:
         self.batch = max(largest, 1) if local.batch_size is None else local.batch_size
         # Learning rates are arguments of the programs, so they do not tell programs apart.
         settings = (task, examples.shape, replace(local, lr=1.0), replace(server, lr=1.0), self.batch)
-        kinds = [(size, describe) for size in {1, self.group} for describe in (None, describe_update)]
+        described = _whole_update if self._sketcher else head_update
+        kinds = [(size, describe) for size in {1, self.group} for describe in (None, described)]
         self._training = {
-            (size, sketch is not None): _training_programs(*settings, size, sketch) for size, sketch in kinds
+            (size, describe is not None): _training_programs(*settings, size, describe) for size, describe in kinds
         }
         self._all_rows, self._some_rows = _measuring_programs(task, examples.shape)
         self._vector_programs: dict[Any, Callable[..., Array]] = {}
@@ -217,23 +223,30 @@ class JaxEngine:
             x, y, rates = self.x, self.y, np.array([work.lr, work.server_lr], np.float32)
             words, cohort = _words(work.key), pieces[0].cohort
             params, velocity, reports = compiled.round(params, velocity, x, y, words, cohort, rates)
-            return Trained(params, velocity, *_in_order(pieces, [reports]))
+            return Trained(params, velocity, *self._sketched(work, *_in_order(pieces, [reports])))
         call = partial(self._train_piece, compiled.piece, params, _words(work.key), np.float32(work.lr))
         parts = _in_threads([partial(call, piece.cohort) for piece in pieces])
         given = [piece.cohort.floats[0] for piece in pieces]
         params, velocity, finite = compiled.server(params, velocity, parts, given, np.float32(work.server_lr))
         reports = [report if finite else np.full_like(report, np.nan) for _, report in parts]
-        return Trained(params, velocity, *_in_order(pieces, reports))
+        return Trained(params, velocity, *self._sketched(work, *_in_order(pieces, reports)))
+
+    def _sketched(self, work: Work, losses: Float32Array, norms: Float32Array, sketches: NDArray[Any]) -> _Reports:
+        """The reports of a cohort. If the host makes the sketches, those of the program are whole updates."""
+        if work.sketch and self._sketcher is not None:
+            sketches = self._sketcher(sketches, np.isfinite(norms))
+        return losses, norms, sketches
 
     def _train_singly(self, params: Params, velocity: Params, work: Work, combine: Combine) -> Trained:
         """Train the cohort, combine its updates on the host, and take the server step."""
-        reports, updates = _NO_REPORTS, np.empty((len(work.clients), self.num_parameters), np.float32)
+        reports: _Reports = _NO_REPORTS
+        updates = np.empty((len(work.clients), self.num_parameters), np.float32)
         if len(work.clients):
             pieces = self._pieces(work)
             program = self._training[pieces[0].group, work.sketch].stack
             call = partial(self._train_piece, program, params, _words(work.key), np.float32(work.lr))
             parts = _in_threads([partial(call, piece.cohort) for piece in pieces])
-            reports = _in_order(pieces, [report for _, report in parts])
+            reports = self._sketched(work, *_in_order(pieces, [report for _, report in parts]))
             for piece, (rows, _) in zip(pieces, parts, strict=True):
                 updates[piece.places] = np.asarray(rows)[: len(piece.places)]
         total = combine(updates, np.where(np.isfinite(reports[1]), work.weights, 0.0))
@@ -357,10 +370,10 @@ class JaxEngine:
         """Start the evaluation of the test set: loss + i * correctness of every example."""
         return self._all_rows(params, self.test_x, self.test_y, np.zeros(0, np.int32), np.int32(len(self.test_y)))
 
-    def updates(self, params: Params, work: Work, sketch: int | None) -> FloatArray:
+    def updates(self, params: Params, work: Work, length: int | None) -> FloatArray:
         """(k, s): the update of each client, or its count sketch."""
-        describe = partial(_flat_update, sketch, hashing.key_from(self.seed, int(Purpose.MEASURE)))
-        return self._vectors(params, work, describe, ("updates", sketch))
+        describe = partial(_flat_update, length, hashing.key_from(self.seed, int(Purpose.MEASURE)))
+        return self._vectors(params, work, describe, ("updates", length))
 
     def outputs(self, params: Params, work: Work, noise_examples: int) -> FloatArray:
         """(k, s): the mean output, on common noise, of each client's model after training."""
@@ -440,13 +453,26 @@ def _mean_outputs(task: Task, noise: Array, params: Params, update: Params) -> A
     return task.outputs(jax.tree.map(jnp.add, params, update), noise).mean(axis=0)
 
 
-def _flat_update(sketch: int | None, key: hashing.Key, params: Params, update: Params) -> Array:
+def _name(path: Sequence[Any]) -> str:
+    """The name of one of a model's arrays, such as "dense0.bias"."""
+    # Keys of dictionaries, fields of classes and positions in lists have different attributes.
+    return ".".join(
+        str(next((getattr(key, kind) for kind in ("key", "name", "idx") if hasattr(key, kind)), key)) for key in path
+    )
+
+
+def _whole_update(update: Params) -> Array:
+    """The update as one vector."""
+    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(update)])
+
+
+def _flat_update(length: int | None, key: hashing.Key, params: Params, update: Params) -> Array:
     """The update as one vector; or its count sketch, which keeps inner products in expectation and costs O(P)."""
-    flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(update)])
-    if sketch is None:
+    flat = _whole_update(update)
+    if length is None:
         return flat
-    signs, cells = hashing.sketch_cells(key, flat.shape[0], sketch)
-    return jax.ops.segment_sum(flat * signs, cells, num_segments=sketch)
+    signs, cells = hashing.sketch_cells(key, flat.shape[0], length)
+    return jax.ops.segment_sum(flat * signs, cells, num_segments=length)
 
 
 def _for_flat_rows(task: Task, shape: tuple[int, ...]) -> Task:

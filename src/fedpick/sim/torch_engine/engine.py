@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 from fedpick.core.arrays import FloatArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.rng import Purpose
+from fedpick.core.sketches import SketchFunction
 from fedpick.sim import hashing
 from fedpick.sim.engine import Float32Array, Trained, Work
 from fedpick.sim.examples import Examples
 from fedpick.sim.settings import LocalTraining, ServerStep
+from fedpick.sim.sketches import sketcher_of
 from fedpick.sim.torch_engine.checks import check_module, labels
 from fedpick.sim.torch_engine.products import use_onednn
 from fedpick.sim.torch_engine.setup import default_threads, in_threads, one_core
@@ -90,6 +92,7 @@ class TorchEngine:
         seed: of the initial model, the sketch and the noise.
         shards: threads; None: one per core. The numbers do not depend on it.
         group: clients of a small module that train as one at most; 1: never. None: `GROUP` where the module allows it.
+        sketch: what `Trained.sketches` holds, where a policy needs it; see `Simulator`.
     """
 
     rounds_at_once = 1
@@ -104,6 +107,7 @@ class TorchEngine:
         seed: int,
         shards: int | None = None,
         group: int | None = None,
+        sketch: str | SketchFunction = "head",
     ) -> None:
         self.task, self.examples, self.local, self.server, self.seed = task, examples, local, server, seed
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -114,6 +118,8 @@ class TorchEngine:
         found = check_module(task, module, examples, local, self.shape)
         self._module, self._changing = module, found.changing
         self.num_parameters = sum(weight.numel() for weight in trained(module))
+        names = [name for name, weight in module.named_parameters() if weight.requires_grad]
+        self._sketcher = sketcher_of(sketch, seed, names, [tuple(weight.shape) for weight in trained(module)])
         stack = found.stackable and (group is not None or self.num_parameters <= SMALL)
         self.group = (group or GROUP) if stack else 1
         self._replicas: list[Replica] = []
@@ -177,6 +183,12 @@ class TorchEngine:
         pairs = zip(parts, self._initial.weights, strict=True)
         return [part.unflatten(-1, weight.shape) if weight.ndim else part.squeeze(-1) for part, weight in pairs]
 
+    def _sketch(self, answer: _Answer) -> NDArray[Any]:
+        if self._sketcher is None:
+            return self._head(answer.update)
+        sketches = self._sketcher(answer.update.numpy()[None], np.isfinite([answer.norm]))
+        return sketches.ravel()
+
     def _head(self, update: Tensor) -> Float32Array:
         """The update of the last layer's bias: the last one-dimensional parameter of the model.
 
@@ -214,7 +226,7 @@ class TorchEngine:
         for place, answer in enumerate(self._answers(params, work)):
             losses[place], norms[place] = answer.loss, answer.norm
             if work.sketch:
-                sketches.append(self._head(answer.update))
+                sketches.append(self._sketch(answer))
             finite = math.isfinite(answer.norm)
             weight = float(weights[place]) if finite else 0.0
             if combine is not None:
@@ -362,15 +374,15 @@ class TorchEngine:
         return found[0], found[1]
 
     @one_core()
-    def updates(self, params: Model, work: Work, sketch: int | None) -> FloatArray:
+    def updates(self, params: Model, work: Work, length: int | None) -> FloatArray:
         """(k, s): the update of each client, or its count sketch."""
         rows = [answer.update.numpy().astype(np.float64) for answer in self._answers(params, work)]
         if not rows:
             return np.empty((0, 1))
-        if sketch is None:
+        if length is None:
             return np.stack(rows)
-        signs, cells = hashing.sketch_cells(self._measure_key(), self.num_parameters, sketch)
-        return np.stack([np.bincount(cells, row * signs, minlength=sketch) for row in rows])
+        signs, cells = hashing.sketch_cells(self._measure_key(), self.num_parameters, length)
+        return np.stack([np.bincount(cells, row * signs, minlength=length) for row in rows])
 
     @one_core()
     def outputs(self, params: Model, work: Work, noise_examples: int) -> FloatArray:
