@@ -40,6 +40,13 @@ def test_a_report_that_never_comes_is_one_warning(name, options, field):
     assert play(Session(fedpick.policies.get(name, **options), CLIENTS), 8, **{field: LOSSES}) == []
 
 
+def test_missing_sketches_name_what_works_under_secure_aggregation():
+    (said,) = play(Session(fedpick.policies.get("herd"), CLIENTS), 3)
+    assert said.startswith("herd needs Outcome.sketch")
+    assert 'secure aggregation the server sees no single update: use herd with source="labels", "features"' in said
+    assert play(Session(fedpick.policies.get("herd", source="none"), CLIENTS), 3) == []
+
+
 def test_rounds_without_a_completed_client_do_not_count_and_one_report_starts_again():
     session = Session(fedpick.policies.get("afl"), CLIENTS)
     assert play(session, 5, completed=False) == []

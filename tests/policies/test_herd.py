@@ -278,7 +278,10 @@ def test_sources():
         told(session, selection)
     assert policies.get("herd").needs == {Signal.SKETCH}
     assert policies.get("herd", source="none").needs == frozenset()
-    with pytest.raises(MissingSignal, match=r"outcome\.sketch"):
+    with pytest.raises(MissingSignal, match=r'outcome\.sketch(.|\n)*herd with source="labels", "features" or "none"'):
         Session(policies.get("herd"), clients, provides=frozenset())
+    with pytest.raises(MissingSignal) as refused:
+        Session(policies.get("pow-d"), clients, provides=frozenset())
+    assert "secure aggregation" not in str(refused.value)
     with pytest.raises(InvalidInput, match="'source' parameter of Herd"):
         policies.get("herd", source="losses")

@@ -23,7 +23,7 @@ from fedpick.core.errors import (
 from fedpick.core.guard import REPORT_LIMIT, Guard, GuardState, clean_answers, clean_outcome, guard_of
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.rng import Purpose, stream
-from fedpick.core.signal_watch import SignalWatch
+from fedpick.core.signal_watch import HINTS, SignalWatch
 from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection, as_floats
 from fedpick.core.validation import number, whole
 
@@ -479,6 +479,7 @@ def _refuse_missing_signals(policy: Policy[Any], clients: Clients, provides: fro
                 f"{type(policy).__name__} needs the signal {signal.value!r}, which this driver does not provide "
                 f"(it provides: {', '.join(sorted(provides)) or 'no signals'}).\n\n"
                 "hint: let the driver report it, or choose a policy or options that do not need it"
+                + (f". {HINTS[signal]}" if signal in HINTS else "")
             )
 
 

@@ -14,10 +14,15 @@ from fedpick.core.errors import FedpickWarning
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.types import Measurement, Outcome, Probe
 
-__all__ = ["PATIENCE", "SignalWatch"]
+__all__ = ["HINTS", "PATIENCE", "SignalWatch"]
 
 PATIENCE = 3
 """Rounds in a row without a usable value before the warning: clients may fail in one round."""
+HINTS = {
+    Signal.SKETCH: "Under secure aggregation the server sees no single update: use herd with "
+    'source="labels", "features" or "none"'
+}
+"""What else to do about a signal that is missing."""
 
 
 class SignalWatch:
@@ -61,6 +66,7 @@ class SignalWatch:
                 self._warned.add(signal)
                 name = registry.name_of(self._policy) or type(self._policy).__name__
                 words = f"{name} {self._sentence(signal)}, or choose a policy that does without."
+                words += f" {HINTS[signal]}." if signal in HINTS else ""
                 warnings.warn(words, FedpickWarning, stacklevel=3)  # the caller of Session.tell
 
     def _sentence(self, signal: Signal) -> str:
