@@ -300,6 +300,29 @@ def test_a_policy_goes_on_when_a_member_of_its_cohort_is_killed(tmp_path, policy
     assert dead in rounds[killed_in - 1]["failed"] and all(report["completed"] for report in rounds)
 
 
+def test_herd_knows_clients_that_know_nothing_of_fedpick(tmp_path):
+    output, app = tmp_path / "run.json", Path(__file__).parent / "plainapp"
+    for name in ("client_app.py", "task.py"):
+        assert "fedpick" not in (app / "plainapp" / name).read_text()
+    with Loopback(tmp_path, num_partitions=4, app=app) as federation:
+        for partition in range(4):
+            federation.join(partition)
+        run = federation.run(num_server_rounds=3, budget=2, min_clients=4, wait=READY, output=str(output))
+        run.wait(2 * READY)
+    log = (tmp_path / "run.log").read_text()
+    assert output.exists(), log[-3000:]
+    found = json.loads(output.read_text())
+    rounds, known = found["rounds"], found["known"]
+    print(f"\nknown {known}, losses {found['losses']}\n{summary(rounds)}")
+    assert [len(report["completed"]) for report in rounds] == [2, 2, 2]
+    assert found["losses"][-1] < 0.8 * found["losses"][0]
+    # The sketch is the update of the bias, with four labels; a client is known from its first update on.
+    assert known[0] == 0 and known[1] == 2 and known[2] > 2 and found["sketches"][1] == 4
+    # One node is asked once whether the app answers queries. After that there are only models to train.
+    asked = [(step["kind"], step["asked"]) for report in rounds for step in report["steps"]]
+    assert asked == [("query.fedpick", 1), *[("train", 2)] * 3]
+
+
 def test_the_older_api_goes_on_when_a_member_of_the_cohort_is_killed(tmp_path):
     """An app with the structure of Flower's baselines, under `flwr run`."""
     output, marks, state = tmp_path / "run.json", tmp_path / "marks", tmp_path / "policy"
