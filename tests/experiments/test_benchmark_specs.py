@@ -53,6 +53,13 @@ def test_more_rates_of_ca_fed_reuse_the_runs_of_figure_1():
     assert new == ["ca-fed-code rates of ca-fed", "adafed server-lr=1"]
 
 
+def test_the_demo_has_herd_and_its_page_names_every_policy():
+    labels = [policy.label for policy in presets.demo().policies]
+    assert "herd" in labels and "uniform" in labels
+    page = (FOLDER.parents[1] / "docs/start/demo.md").read_text()
+    assert not [label for label in labels if f"`{label}`" not in page]
+
+
 @pytest.mark.parametrize("name", BASES)
 def test_bases_say_that_they_are_no_experiments(name):
     assert "not an experiment" in (FOLDER / name).read_text().partition("\n[")[0]
