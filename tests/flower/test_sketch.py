@@ -116,6 +116,19 @@ def test_a_client_with_an_unusable_reply_has_no_sketch():
     assert strategy.session.state.known.tolist() == [0, 1]
 
 
+def test_a_round_without_any_usable_reply_leaves_the_known_sketches():
+    grid = with_targets(4)
+    strategy = with_policy(flower.FedAvg(), fedpick.policies.get("divfl"), budget=4)
+    start(strategy, grid, rounds=1)
+    assert strategy.session.state.known.tolist() == [0, 1, 2, 3]
+    nobody = np.array([2, 3])
+    told = sketches([None, None], "head", 0)
+    state = strategy.policy.observe(
+        strategy.session.state, fedpick.Outcome(index=1, clients=nobody, completed=np.zeros(2, bool), sketch=told)
+    )
+    assert state.known[:2].tolist() == [0, 1]
+
+
 def test_the_root_mean_square_of_losses_is_read_from_replies(outcomes):
     grid = federation(3)
     for node in grid.nodes.values():

@@ -170,7 +170,7 @@ def clipped(new: Arrays, model: Arrays, factor: float) -> Arrays:
 def sketches(
     updates: Iterable[Arrays | None], how: str | SketchFunction, seed: int, log: logging.Logger = _LOG
 ) -> NDArray[np.float64]:
-    """(k, s) short descriptions of the updates; NaN for a client without one.
+    """(k, s) short descriptions of the updates; NaN for a client without one, and s = 0 if no client has one.
 
     Args:
         updates: one for every client; with "head", updates of the array that `head` returns.
@@ -181,7 +181,7 @@ def sketches(
     ours: dict[str, SketchFunction] = {"head": _mean_over_inputs, "count-sketch": count_sketch(seed)}
     describe = ours[how] if isinstance(how, str) else how
     rows = [None if update is None else _described(describe, update, log) for update in updates]
-    width = next((len(row) for row in rows if row is not None), 1)
+    width = next((len(row) for row in rows if row is not None), 0)
     filled = [np.full(width, np.nan) if row is None or len(row) != width else row for row in rows]
     return np.array(filled).reshape(len(rows), width)
 
