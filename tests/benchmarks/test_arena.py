@@ -86,7 +86,7 @@ def test_a_setting_with_few_policies_is_shown_and_does_not_count_for_ranks():
     assert arena.mean_rank(found.by_round, "herd") == 1
     text = arena.tables(found)
     assert "| fmnist-cnn-yc | 2 | loss | 0.55 | `uniform` | 0.1 |" in text["best"]
-    assert "| `herd` | 0.55 |" in text["scores"]
+    assert "| `herd` | 0.55 = |" in text["scores"]
 
 
 def test_the_page_has_the_tables_of_the_scores():
