@@ -104,7 +104,8 @@ def test_one_number_is_cut_to_the_limit_and_said():
     logs = np.log(told(0, np.arange(COUNT))).tolist()
     limit = math.exp(limit_reference(logs, 6.0))
     assert selection.diagnostics["cohort_loss"] < limit
-    assert session.tell(outcome_of(session, selection, told)) == {"cut_reports": 2}
+    assert session.tell(outcome_of(session, selection, told)) == {"cut_reports": 2, "lost_credibility": [7]}
+    assert session.notes["lost_credibility"] == [7]
     assert session.credibility[7] < 0.5
     assert session.ask(budget=5, measure=lambda probe: told(1, probe.clients)).diagnostics["distrusted"] == [7]
 
@@ -405,6 +406,26 @@ def test_the_strict_guard_refuses_an_answer_in_doubt_before_it_is_told():
         for one, same in zip(session.split()[0].values(), other.split()[0].values(), strict=True):
             np.testing.assert_array_equal(one, same)
         assert session.credibility[liar] < 0.5
+
+
+def test_a_round_names_the_clients_that_lose_and_regain_credibility():
+    for which in ("mild", "strict"):
+        session = Session(fedpick.policies.get("adapow-d"), clients_of(400), seed=0, guard=which)
+        trusted, regained = np.ones(400, bool), 0
+        for index in range(40):
+            told = lie(np.arange(150)) if index == 3 else truth
+            selection = session.ask(budget=40, measure=lambda probe, told=told, now=index: told(now, probe.clients))
+            notes = session.tell(outcome_of(session, selection, told))
+            lost = notes.get("lost_credibility", [])
+            assert trusted[lost].all()
+            trusted[lost] = False
+            assert not trusted[notes.get("regained_credibility", [])].any()
+            trusted[notes.get("regained_credibility", [])] = True
+            regained += len(notes.get("regained_credibility", []))
+            np.testing.assert_array_equal(trusted, session.credibility >= 0.5)
+            if index == 3:
+                assert len(lost) > 140  # more than `distrusted` lists
+        assert regained > 0
 
 
 def test_a_client_that_lies_again_stays_away_longer():

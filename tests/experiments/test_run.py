@@ -132,6 +132,18 @@ def test_the_places_of_an_attacking_group_are_bounded_and_reported(tmp_path):
     assert captured[2] < captured[12] - 0.05
 
 
+@pytest.mark.parametrize("kind", ["inflate", "inflate-sybils"])
+def test_a_run_stores_who_lost_credibility_in_which_round(tmp_path, kind):
+    attacks = {"kind": kind, "clients": [1, 2, 3], "factor": 1e4}
+    store = Store(tmp_path / "s.sqlite")
+    spec = small_spec(["adapow-d"], attacks=attacks, run={"guard": "strict", "losses_every": 6})
+    (policy,) = analysis.load_results(store, run(spec, store, processes=1).experiment).policies
+    doubts = lies.doubts_of(policy.runs[0])
+    assert {doubt.client for doubt in doubts if doubt.liar} == {1, 2, 3}
+    assert lies.found(policy.runs[0]) == 1.0
+    assert min(doubt.lost_in for doubt in doubts) == 1
+
+
 def test_one_seed_gives_all_policies_the_same_start():
     spec = small_spec(("uniform", "pow-d"), run={"seeds": 2})
     first, second = (build(spec.settings_of(policy, 0)) for policy in spec.policies)

@@ -48,7 +48,7 @@ from fedpick.core.record import Counters, RoundRecord, Timings
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.robust import clip_factors
 from fedpick.core.sampling import sample_uniform
-from fedpick.core.session import SESSION_FILE, Session
+from fedpick.core.session import SESSION_FILE, Session, with_notes
 from fedpick.core.types import Clients, Outcome, Probe, Selection
 from fedpick.core.writing import claim
 
@@ -448,7 +448,7 @@ class Driver:
         index, chosen = self.session.round, selection.clients
         reports |= {"late": missed & ~cancelled, "cancelled": cancelled}
         outcome = Outcome(index=index, clients=chosen, completed=completed, **reports)
-        self.session.tell(outcome)
+        selection = with_notes(selection, self.session.tell(outcome))
         self.selection = None
         if self._audit is not None:  # before the state is saved, which must not be ahead of the log
             self._write_outcome(self._audit, outcome, weights)

@@ -292,7 +292,10 @@ def _print_json(store: Store, outcome: Report, seconds: float, by: str) -> None:
             }
             for label, quantities in table.lines
         }
-        for table in (*tables.tables_of(results), *([tables.fairness_table(results, fairness)] if fairness else []))
+        for table in (
+            *tables.tables_of(results, most_clients=None),
+            *([tables.fairness_table(results, fairness)] if fairness else []),
+        )
     }
     end = {
         "event": "end",
@@ -421,7 +424,8 @@ def report(
             return
         chosen = opened.experiment(experiment)
         results = analysis.load_results(opened, chosen)
-        shown = tables.tables_of(results, window)
+        limit = {"most_clients": None} if form == "csv" else {}  # a file for programs is complete
+        shown = tables.tables_of(results, window, **limit)
         if against is not None:
             shown.append(tables.difference_table(results, against, window))
         if groups is not None:

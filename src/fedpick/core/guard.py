@@ -61,6 +61,7 @@ __all__ = [
     "GuardState",
     "clean_answers",
     "clean_outcome",
+    "credibility_changes",
     "guard_of",
     "limit_reference",
 ]
@@ -391,6 +392,15 @@ class GuardState:
         there = int(np.count_nonzero(available))
         fair[available] += len(chosen) / max(there, 1)
         return replace(self, places=places, fair=fair)
+
+
+def credibility_changes(before: GuardState, after: GuardState) -> dict[str, list[int]]:
+    """Return the clients whose credibility fell below 1/2 between two states, and those whose rose above it again."""
+    if before.credibility is after.credibility:
+        return {}
+    was, now = before.credibility < _TRUSTED, after.credibility < _TRUSTED
+    changes = {"lost_credibility": now & ~was, "regained_credibility": was & ~now}
+    return {name: np.flatnonzero(changed).tolist() for name, changed in changes.items() if changed.any()}
 
 
 def limit_reference(values: Sequence[float], c: float, least_spread: float = _LEAST_SPREAD) -> float:

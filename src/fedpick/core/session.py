@@ -20,14 +20,22 @@ from fedpick.core.errors import (
     OutOfOrder,
     StateFileError,
 )
-from fedpick.core.guard import REPORT_LIMIT, Guard, GuardState, clean_answers, clean_outcome, guard_of
+from fedpick.core.guard import (
+    REPORT_LIMIT,
+    Guard,
+    GuardState,
+    clean_answers,
+    clean_outcome,
+    credibility_changes,
+    guard_of,
+)
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.rng import Purpose, stream
 from fedpick.core.signal_watch import HINTS, SignalWatch
 from fedpick.core.types import Clients, Measurement, Outcome, Probe, RoundContext, Selection, as_floats
 from fedpick.core.validation import number, whole
 
-__all__ = ["SESSION_FILE", "Session", "in_order_of", "policy_name"]
+__all__ = ["SESSION_FILE", "Session", "in_order_of", "policy_name", "with_notes"]
 
 Measure = Callable[[Probe], ArrayLike]
 
@@ -70,7 +78,7 @@ class _Judged(NamedTuple):
     outcome: Outcome
     """As the policy sees it."""
     guard: GuardState | None
-    notes: Mapping[str, int]
+    notes: Mapping[str, Any]
 
 
 class Session:
@@ -92,6 +100,7 @@ class Session:
         policy, seed, guard: as above.
         table: the clients as they were passed; `grow` replaces them.
         clients: the same with the sizes that the guard bounded, as the policy sees them.
+        notes: what the latest `tell` returned. It is not saved.
         watch: warns of signals that do not arrive. fedpick's own drivers, which know better, set it to None.
 
     >>> import numpy as np
@@ -126,6 +135,7 @@ class Session:
         self.clients, self._sizes_cut = self.guard.sizes(clients)
         self.seed = whole("Session", "seed", 0, most=2**64 - 1, value=seed)
         self.round = 0
+        self.notes: Mapping[str, Any] = {}
         self._provides = provides
         self._report_limit = number("Session", "report_limit", "(0, inf]", value=report_limit)
         self._state = policy.init(self.clients, stream(self.seed, 0, Purpose.INIT))
@@ -255,14 +265,19 @@ class Session:
                 seen, guard, cut = guard.observe(self.guard, seen, pending.probed)
             guard = guard.served(pending.available, pending.selection.clients)
         accepted = told if seen.completed is told.completed else replace(told, completed=seen.completed)
-        notes = {name: count for name, count in (("rejected_reports", rejected), ("cut_reports", cut)) if count}
+        counts = (("rejected_reports", rejected), ("cut_reports", cut))
+        notes: dict[str, Any] = {name: count for name, count in counts if count}
+        if self._guard is not None and guard is not None:
+            notes |= credibility_changes(self._guard, guard)
         self._pending = pending._replace(judged=_Judged(accepted, seen, guard, notes))
         return accepted
 
     def tell(self, outcome: Outcome) -> Mapping[str, Any]:
         """Commit the round that was asked last. Return diagnostics, such as the number of rejected reports.
 
-        The outcome has a row for each selected client, and one for each late answer that came in this round (`stale`).
+        `lost_credibility` lists the clients that the guard distrusts from this round on, `regained_credibility` those
+        that it trusts again. The outcome has a row for each selected client, and one for each late answer that came in
+        this round (`stale`).
         """
         judged = self._asked().judged
         if judged is None or judged.accepted is not outcome:
@@ -271,7 +286,7 @@ class Session:
         assert pending.judged is not None
         _, seen, guard, notes = pending.judged
         self._state = self.policy.observe(pending.state, seen)
-        self._guard, self._pending = guard, None
+        self._guard, self._pending, self.notes = guard, None, notes
         self.round += 1
         if self.watch is not None:
             self.watch.told(seen)
@@ -509,6 +524,19 @@ def _by_size(clients: Clients, chosen: IntArray) -> FloatArray:
     sizes = clients.num_examples[chosen]
     total = sizes.sum()
     return sizes / total if total > 0 else np.zeros(len(chosen))
+
+
+def with_notes(selection: Selection, notes: Mapping[str, Any]) -> Selection:
+    """Return the selection with what `tell` returned among its diagnostics, for the record of a round.
+
+    The counts of `ask` and `tell` add up. Lists of clients become arrays, which a store compresses.
+    """
+    if not notes:
+        return selection
+    found = dict(selection.diagnostics)
+    for name, value in notes.items():
+        found[name] = np.array(value, np.int32) if isinstance(value, list) else found.get(name, 0) + value
+    return replace(selection, diagnostics=found)
 
 
 def in_order_of(clients: IntArray, outcome: Outcome) -> Outcome:

@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedpick.core import checkpoint, registry
 from fedpick.core.errors import InvalidInput, OutOfOrder
 from fedpick.core.record import Callback, Counters, RoundRecord, Timings
-from fedpick.core.session import Session, in_order_of, policy_name
+from fedpick.core.session import Session, in_order_of, policy_name, with_notes
 from fedpick.core.types import Clients, Outcome, Selection, aggregation_weights, as_floats
 from fedpick.core.validation import whole
 from fedpick.experiments.encoding import from_json, has_control_characters, to_json
@@ -266,7 +266,7 @@ class Recorder(Callback):
                 )
         record = RoundRecord(
             index=outcome.index,
-            selection=selection,
+            selection=with_notes(selection, session.notes),
             outcome=told,
             weights=used,
             available=mask,

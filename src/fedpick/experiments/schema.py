@@ -31,7 +31,8 @@ Schema, version 1. Public: scripts may read it with any SQL tool. Rounds count f
     weights (k,) float64 as they entered the model, completed (k,) uint8, loss, train_loss, duration, update_norm
     (k,) float64 each (NaN: not reported), available: NULL (all clients), or zlib of numpy.packbits of the (N,) mask
 `arrays`           larger arrays
-    run_id, round, name, value (zlib of a .npy file). Names: "policy/..." the arrays in the policy's diagnostics,
+    run_id, round, name, value (zlib of a .npy file). Names: "policy/..." the arrays in the policy's diagnostics
+    and the guard's ("policy/lost_credibility", "policy/regained_credibility": clients),
     "evaluation/losses" (N,) the loss of every client, "evaluation/validation" (2,) loss and accuracy on the clients'
     validation data, weighted by importance, "evaluation/times" (4, k) what the chosen clients spend their time on and
     "evaluation/stale" (3, j) late answers that were used; see `fedpick.sim.clock` and `fedpick.sim.late`

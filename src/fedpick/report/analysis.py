@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpick.core.arrays import FloatArray, IntArray
-from fedpick.core.errors import InvalidInput, unknown_name
+from fedpick.core.errors import InvalidInput, StateFileError, unknown_name
 from fedpick.experiments.store import Experiment, Run, Store
 from fedpick.sim.clock import Status
 
@@ -82,6 +82,10 @@ class RunResults:
     """Mean seconds per round for each of PARTS, over the second half of the rounds."""
     thrown_away: float | None = None
     """Share of the clients' time that did not enter the model; None without a clock."""
+    lost: Mapping[int, IntArray] = field(default_factory=dict)
+    """Round -> the clients that the guard distrusted from this round on; only rounds with such clients."""
+    regained: Mapping[int, IntArray] = field(default_factory=dict)
+    """Likewise the clients that it trusted again."""
 
     def __repr__(self) -> str:
         return f"RunResults({self.run.label!r}, seed={self.run.seed}, {len(self.rounds['round']):,} rounds)"
@@ -168,12 +172,24 @@ def load_results(store: Store, experiment: Experiment, *, counted: bool = True) 
             counts=store.selection_counts(run.id, experiment.rounds) if counted else np.empty(0, np.int64),
             wanted=experiment.rounds,
             thrown_away=_thrown_away(store, run, experiment.rounds) if np.isfinite(columns["clock"]).any() else None,
+            lost=_clients_by_round(store, run, "lost_credibility", experiment.rounds),
+            regained=_clients_by_round(store, run, "regained_credibility", experiment.rounds),
         )
         grouped.setdefault(run.label, []).append(results)
     policies = [
         PolicyResults(label=label, policy=runs[0].run.policy, runs=tuple(runs)) for label, runs in grouped.items()
     ]
     return Results(experiment=experiment, policies=tuple(policies))
+
+
+def _clients_by_round(store: Store, run: Run, name: str, limit: int) -> dict[int, IntArray]:
+    """Round -> the clients that the guard named in it."""
+    found: dict[int, IntArray] = {}
+    for index, clients in store.arrays(run.id, f"policy/{name}", limit):
+        if clients.ndim != 1 or clients.dtype.kind != "i" or clients.min(initial=0) < 0:
+            raise StateFileError(f"The store is damaged: {name!r} in round {index} of {run.label} lists no clients.")
+        found[index] = clients
+    return found
 
 
 def _thrown_away(store: Store, run: Run, limit: int) -> float | None:

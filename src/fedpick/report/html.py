@@ -32,6 +32,7 @@ from fedpick.report.charts import sections_of
 from fedpick.report.charts.chart import Chart, Section, Style, styles_of
 from fedpick.report.material import Material, read_material
 from fedpick.report.tables import (
+    CREDIBILITY_TITLE,
     TIME_TITLE,
     Column,
     Table,
@@ -52,6 +53,7 @@ except ModuleNotFoundError as error:
 __all__ = ["page_of", "write_report"]
 
 _MOST_LINES = 20
+_MOST_CLIENTS = 1000
 
 
 def write_report(
@@ -82,13 +84,15 @@ def page_of(material: Material, *, window: int = 1, against: str | None = None, 
     timed = analysis.common_time(results.policies) is not None
     styles = styles_of([policy.label for policy in results.policies])
     sections = sections_of(material, against=against, window=window)
-    tables = tables_of(results, window)
+    tables = tables_of(results, window, most_clients=_MOST_CLIENTS)
     times = [tables.pop()] if tables and tables[-1].title == TIME_TITLE else []
     if against is not None:
         tables.insert(0, difference_table(results, against, window))  # next to its figure
     after = {
         "outcome": _table(fairness_table(results, material.fairness), styles) if material.fairness else "",
-        "results": "".join(_table(table, styles) for table in tables),
+        "results": "".join(
+            (_folded if table.title == CREDIBILITY_TITLE else _table)(table, styles) for table in tables
+        ),
         "groups": _groups_card(material, styles),
         "appendix": "".join(_table(table, styles) for table in times) + _distance_card(material, styles),
     }
@@ -297,10 +301,13 @@ def _groups_card(material: Material, styles: Mapping[str, Style]) -> str:
     """Target and realised importance of the groups; empty if clients are not grouped."""
     if not material.accounts:
         return ""
-    table = group_table(material.results, material.accounts)
+    return _folded(group_table(material.results, material.accounts), styles)  # the figures above show the same
+
+
+def _folded(table: Table, styles: Mapping[str, Style]) -> str:
+    """A table; one of many lines opens on a click."""
     card = _table(table, styles)
     if len(table.lines) > _MOST_LINES:
-        # The figures above show the same.
         summary = f"{escape(table.title)}: {len(table.lines)} lines"
         card = f'<details class="card"><summary>{summary}</summary>{card}</details>'
     return card

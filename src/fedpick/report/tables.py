@@ -27,12 +27,14 @@ from fedpick.theory.ca_fed import bias_bound_chi_square, bias_bound_total_variat
 
 __all__ = [
     "CLOCK_TITLE",
+    "CREDIBILITY_TITLE",
     "FORMATS",
     "TIME_TITLE",
     "Column",
     "DifferenceColumn",
     "Table",
     "clock_unit",
+    "credibility_table",
     "difference_columns",
     "difference_table",
     "distance_table",
@@ -54,6 +56,8 @@ _CLOCK_NOTE = (
     "Questions before a choice take time too. Work thrown away: share of the chosen clients' time whose update did not "
     "enter the model."
 )
+CREDIBILITY_TITLE = "Who lost credibility, and when"
+_LISTED_CLIENTS = 20
 TIME_TITLE = "Computing time per round (mean over the second half)"
 
 
@@ -202,7 +206,7 @@ def _clock_columns(results: Results) -> list[Column]:
 
 _LIES_NOTE = (
     "Fair share: the liars' share of the clients. Distrusted: the guard's credibility fell below 1/2 at least once; of "
-    "honest clients that is a false alarm. N/A: with the guard off, nobody is distrusted."
+    "honest clients that is a false alarm. N/A: the guard is off, or less than half of the liars were distrusted."
 )
 
 
@@ -214,6 +218,35 @@ def _lie_columns() -> list[Column]:
         Column("half of them by round", lies.found_by, 0, 1.0, "low"),
         Column("false alarms %", lies.false_alarms, 1, 100.0, "low"),
     ]
+
+
+def credibility_table(results: Results, most: int | None = _LISTED_CLIENTS) -> Table:
+    """The clients that lost credibility with the guard: a line each, at most about `most` (None: all).
+
+    The policies share the lines evenly; each shows the first clients of its first seeds.
+    """
+    columns = (
+        _stated("lost in round", 0, 1.0),
+        _stated("regained in round", 0, 1.0),
+        _stated("times lost", 0, 1.0),
+    )
+    each = None if most is None else max(most // max(len(results.policies), 1), 1)
+    lines, owners, count = [], [], 0
+    for policy in results.policies:
+        doubts = [(run.run.seed, doubt) for run in policy.runs for doubt in lies.doubts_of(run)]
+        count += len(doubts)
+        for seed, doubt in doubts[:each]:
+            mark = " (liar)" if doubt.liar else ""
+            numbers = (doubt.lost_in, doubt.regained_in, doubt.times)
+            cells = tuple(Quantity(() if number is None else (float(number),)) for number in numbers)
+            lines.append((f"{policy.label}, seed {seed}: client {doubt.client}{mark}", cells))
+            owners.append(policy.label)
+    note = "Lost: the guard's credibility fell below 1/2; regained: it rose above 1/2 again. The first time of each."
+    if any(lies.liars_of(run) is not None for policy in results.policies for run in policy.runs):
+        note += " A client that is not marked as a liar is a false alarm."
+    if count > len(lines):
+        note += f" {count - len(lines):,} of {count:,} such clients are not shown."
+    return Table(CREDIBILITY_TITLE, columns, tuple(lines), note, corner="policy, seed: client", policies=tuple(owners))
 
 
 def _time_columns() -> list[Column]:
@@ -232,8 +265,12 @@ def _with_missing(note: str, results: Results) -> str:
     return f"{note} Not finished: {'; '.join(missing)}.".strip() if missing else note
 
 
-def tables_of(results: Results, window: int = 1) -> list[Table]:
-    """Accuracy, cost and time. `window` adds columns for the mean over that many evaluations."""
+def tables_of(results: Results, window: int = 1, *, most_clients: int | None = _LISTED_CLIENTS) -> list[Table]:
+    """Accuracy, cost and time; where clients lie or lost credibility, what that did.
+
+    `window` adds columns for the mean over that many evaluations. `most_clients` limits the lines of the table of
+    clients that lost credibility; None: all.
+    """
     seeds = max((len(policy.runs) for policy in results.policies), default=0)
     note = (
         f"Mean ± standard deviation over {seeds} seeds. Bold: better than every other policy by a paired 95 % "
@@ -248,6 +285,9 @@ def tables_of(results: Results, window: int = 1) -> list[Table]:
     ]
     if any(lies.liars_of(run) is not None for policy in results.policies for run in policy.runs):
         made.insert(1, _table("Clients that lie", _lie_columns(), results.policies, _LIES_NOTE))
+    doubted = credibility_table(results, most_clients)
+    if doubted.lines:
+        made.insert(-1, doubted)
     return [table for table in (_measured(each, results) for each in made) if table.columns]
 
 

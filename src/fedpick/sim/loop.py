@@ -15,7 +15,7 @@ from fedpick.core.arrays import BoolArray, FloatArray
 from fedpick.core.errors import InvalidInput, OutOfOrder
 from fedpick.core.policy import Policy, Signal
 from fedpick.core.record import RoundRecord, Timings
-from fedpick.core.session import Session
+from fedpick.core.session import Session, with_notes
 from fedpick.core.types import Outcome, Selection, aggregation_weights
 from fedpick.sim.simulator import Simulator
 from fedpick.sim.sybils import Sybils, grown_table
@@ -166,7 +166,7 @@ def _rounds(
         deciding = time.perf_counter() - start - (simulator.timings.measure - measuring)
         outcome = simulator.train(selection, report=report, budget=budget, judge=seen.judge)
         start = time.perf_counter()
-        seen.tell(outcome)
+        selection = with_notes(selection, seen.tell(outcome))
         deciding += time.perf_counter() - start
         measured, own = _measure(simulator, schedule, index), outcome.of_selected()
         record = RoundRecord(

@@ -7,7 +7,7 @@ again. Everything is a function of the round, so that a resumed run needs no rec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,12 @@ def grown_table(simulator: Simulator, round: int) -> Clients:
     return Clients(**given, importance=clients.importance[rows] / clients.importance[rows].sum())
 
 
+def _named(rows: list[int], client_of: IntArray) -> list[int]:
+    """The clients behind some rows, each once."""
+    clients: list[int] = np.unique(client_of[rows]).tolist()
+    return clients
+
+
 class Sybils:
     """A session as a simulator with sybils sees it: asks and answers name clients, and the session sees their rows."""
 
@@ -62,7 +68,7 @@ class Sybils:
 
         selection = named(self.session.ask(available=mask, budget=budget, measure=answer))
         if "distrusted" in selection.diagnostics:
-            distrusted = np.unique(client_of[selection.diagnostics["distrusted"]]).tolist()
+            distrusted = _named(selection.diagnostics["distrusted"], client_of)
             selection = replace(selection, diagnostics={**selection.diagnostics, "distrusted": distrusted})
         return selection
 
@@ -71,10 +77,12 @@ class Sybils:
         rows = self._rows()[1][outcome.clients]
         return replace(self.session.judge(replace(outcome, clients=rows)), clients=outcome.clients)
 
-    def tell(self, outcome: Outcome) -> None:
+    def tell(self, outcome: Outcome) -> Mapping[str, Any]:
         """`Session.tell` for an outcome of clients. Afterwards the table has the rows of the next round."""
-        self.session.tell(replace(outcome, clients=self._rows()[1][outcome.clients]))
+        client_of, row_of = self._rows()
+        notes = self.session.tell(replace(outcome, clients=row_of[outcome.clients]))
         self.session.grow(grown_table(self.simulator, self.session.round))
+        return {name: _named(value, client_of) if isinstance(value, list) else value for name, value in notes.items()}
 
     def _rows(self) -> tuple[IntArray, IntArray]:
         """(R,) the client behind every row, and (N,) the row of every client in this round."""
