@@ -34,7 +34,7 @@ from fedpick.availability.estimators import (
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import InvalidInput
 from fedpick.core.policy import Policy, Signal
-from fedpick.core.sampling import sample_uniform
+from fedpick.core.sampling import sample_uniform, top_k
 from fedpick.core.types import Clients, RoundContext
 from fedpick.core.validation import choice, number
 
@@ -50,6 +50,7 @@ __all__ = [
     "oracle_signals",
     "ranked",
     "sample_within_budget",
+    "top_k_with_ties",
 ]
 
 TIE = 1e-12
@@ -137,6 +138,17 @@ def ranked(values: FloatArray) -> IntArray:
     rank = np.empty(len(values), dtype=np.int64)
     rank[order] = np.concatenate([[0], np.cumsum(steps >= TIE)])
     return np.argsort(rank, kind="stable")
+
+
+def top_k_with_ties(values: FloatArray, k: int, rng: np.random.Generator) -> IntArray:
+    """The positions of the k largest of some values of at least 0, as `top_k`; ties up to `TIE` are random.
+
+    Only the k-th value decides who is in, so the others need no tolerance, and the cost stays O(N).
+    """
+    if not 0 < k < len(values):
+        return top_k(values, k, rng)
+    last = np.partition(values, len(values) - k)[len(values) - k]
+    return top_k(np.where(np.abs(values - last) <= TIE * last, last, values), k, rng)
 
 
 def inverse_weights(availability: FloatArray, eligible: BoolArray, context: RoundContext) -> FloatArray:

@@ -1,9 +1,9 @@
 """F3AST (Ribero et al. 2023) as CA-Fed compares with it: the rarest and most important of the available clients.
 
 Algorithm (Rodio et al. 2024, section V-A c): of the available clients, the m = budget with the largest alpha_k / pi_k
-train, ties broken at random, with the weight alpha_k / pi_k, used as it is. The authors' code ranks by the square,
-which is the same order. With a budget of at least the number available it is the `unbiased` policy. CA-Fed's comparison
-gives the other policies all clients and F3AST half of them: see cohort_size.
+train, ties (up to rounding) broken at random, with the weight alpha_k / pi_k, used as it is. The authors' code ranks by
+the square, which is the same order. With a budget of at least the number available it is the `unbiased` policy.
+CA-Fed's comparison gives the other policies all clients and F3AST half of them: see cohort_size.
 The estimates of round t include the mask of round t.
 Deviations: F3AST itself divides by the rate at which a client is *selected*, which it learns from its own choices.
 CA-Fed's comparison, followed here, divides by the rate at which it is *available*, so that with a small budget the
@@ -19,7 +19,6 @@ from typing import ClassVar, final
 import numpy as np
 
 from fedpick.availability.estimators import AvailabilityCounts
-from fedpick.core.sampling import top_k
 from fedpick.core.types import RoundContext, Selection
 from fedpick.core.validation import whole
 from fedpick.policies._estimates import (
@@ -27,6 +26,7 @@ from fedpick.policies._estimates import (
     availability_of,
     count_mask,
     inverse_weights,
+    top_k_with_ties,
 )
 
 __all__ = ["F3AST"]
@@ -69,5 +69,5 @@ class F3AST(AvailabilityAware):
         weights = inverse_weights(availability_of(self, state, context), context.available, context)
         reachable = np.flatnonzero(context.available)
         places = context.budget if self.cohort_size is None else min(self.cohort_size, context.budget)
-        chosen = reachable[top_k(weights[reachable], places, rng)]
+        chosen = reachable[top_k_with_ties(weights[reachable], places, rng)]
         return Selection(clients=chosen, weights=weights[chosen], renormalize=False), state
