@@ -58,6 +58,12 @@ def test_nothing_known_is_an_even_chance_without_correlation():
         assert (estimate_stationary_availability(counts, prior) == 0.5).all()
 
 
+def test_a_huge_prior_is_an_even_chance():
+    counts = seen([[1], [1], [0]])
+    assert estimate_availability(counts, 1e308)[0] == 0.5
+    assert estimate_stationary_availability(counts, 1e308)[0] == 0.5
+
+
 def test_a_client_that_never_changed_has_an_estimate_without_prior():
     counts = seen([[1, 0]] * 5)
     np.testing.assert_array_equal(estimate_availability(counts, prior=0.0), [1, 0])

@@ -210,6 +210,8 @@ def test_embeddings_start_with_the_length_asked_for(monkeypatch, scale):
         {"beta": 0.0},
         {"theta": 1.5},
         {"noise": 0.0},
+        {"noise": 1e308},
+        {"iterations": 2**31},
         {"warmup": 1.5},
         {"rule": "best"},
         {"history_unit": "days"},

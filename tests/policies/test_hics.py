@@ -73,6 +73,14 @@ def test_the_number_of_groups_and_of_places_need_not_be_equal(budget):
 
 def test_large_updates_do_not_overflow():
     assert entropies(np.array([[1e6, 0.0, -1e6], [5.0, 5.0, 5.0]]), 0.001) == pytest.approx([0.0, np.log(3)])
+    assert entropies(np.array([[1e6, 0.0, -1e6], [5.0, 5.0, 5.0]]), 1e-320) == pytest.approx([0.0, np.log(3)])
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (8, 1)])
+def test_entropies_leave_the_updates_alone(shape):
+    updates = np.arange(1.0, 9.0).reshape(shape)
+    entropies(updates, 0.5)
+    np.testing.assert_array_equal(updates.ravel(), np.arange(1.0, 9.0))
 
 
 def test_groups_whose_weight_vanishes_still_fill_the_places():

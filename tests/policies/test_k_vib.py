@@ -52,6 +52,23 @@ def test_gamma_comes_from_the_first_reports():
     assert session.state.gamma == 2.5 * 4 / (0.5 * 2)  # G^2 = (1 + 4) / 2
 
 
+def test_gamma_counts_the_clients_of_this_round_and_stays_finite():
+    table, states = Clients(num_examples=np.ones(4)), []
+    for theta in (0.5, 1e-320):
+        session = Session(policies.get("k-vib", theta=theta), table, seed=0, guard="off")
+        session.ask(budget=4)
+        session.tell(Outcome(index=0, clients=np.arange(4), completed=np.zeros(4, bool), late=np.ones(4, bool)))
+        selection = session.ask(budget=2)
+        late = np.setdiff1d(np.arange(4), selection.clients)
+        own = {"completed": np.ones(2, bool), "update_norm": np.array([4.0, 8.0])}
+        stale = Outcome(index=1, clients=late, **own)
+        session.tell(Outcome(index=1, clients=selection.clients, **own).with_stale(stale))
+        states.append(session.state)
+        assert np.isfinite(session.ask(budget=2).weights).all()
+    assert states[0].gamma == 2.5 * 4 / (0.5 * 2)
+    assert np.isfinite(states[1].gamma)
+
+
 def test_mean_weights_are_the_importance_of_the_available_clients():
     sizes = np.array([1.0, 2.0, 3.0, 10.0, 4.0, 2.0])
     available = np.arange(6) != 3

@@ -158,7 +158,7 @@ def _posterior_mean(successes: IntArray, trials: IntArray, prior: float) -> Floa
     prior = float(prior)  # NumPy does not know whole numbers of more than 64 bits
     if not (np.isfinite(prior) and prior >= 0):
         raise InvalidInput(f"prior must be a number of pseudo-counts of at least 0. Got {prior!r}.")
-    total = trials + 2.0 * prior
-    mean: FloatArray = np.full(len(total), 0.5)
-    np.divide(successes + prior, total, out=mean, where=total > 0)
+    half = 0.5 * trials + prior  # of the denominator: twice a huge prior would be infinite
+    mean: FloatArray = np.full(len(half), 0.5)
+    np.divide(0.5 * successes + 0.5 * prior, half, out=mean, where=half > 0)
     return mean

@@ -186,12 +186,13 @@ class FedCor(Policy[FedCorState]):
             whole(self, name, 1, most=10_000)
         for name in ("warmup", "history", "warmup_history"):  # the state holds as many samples of every client
             whole(self, name, 0, most=100_000)
-        for name in ("iterations", "warmup_iterations", "sample_from"):
-            whole(self, name, 0)
+        for name in ("iterations", "warmup_iterations"):
+            whole(self, name, 0, most=1_000_000)
+        whole(self, "sample_from", 0)
         for name in ("beta", "theta"):
             number(self, name, "(0, 1]")
         for name in ("noise", "learning_rate", "initial_scale"):
-            number(self, name, "(0, inf)")
+            number(self, name, "(0, 1e100]")  # the square of a larger one overflows
 
     @property
     def needs(self) -> frozenset[Signal]:

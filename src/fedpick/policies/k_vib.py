@@ -40,6 +40,9 @@ from fedpick.policies._rates import draw_by_rates, selection_rates
 
 __all__ = ["KVib", "KVibState", "probabilities_reference"]
 
+_MOST_GAMMA = 1e300
+"""A tiny theta would make gamma infinite, and the rates NaN."""
+
 
 def probabilities_reference(omega: FloatArray, gamma: float, theta: float, budget: int) -> FloatArray:
     """(N,) pi: steps 1 and 2, with the scale of y found by bisection."""
@@ -139,6 +142,8 @@ class KVib(Policy[KVibState]):
         omega, gamma = state.omega.copy(), state.gamma
         omega[clients] += feedback / state.rate[clients]
         if gamma == 0.0:
-            selected = len(outcome.clients)
-            gamma = float(feedback.mean()) * np.count_nonzero(state.rate) / (self.theta * selected)
+            selected = np.count_nonzero(~outcome.stale)
+            with np.errstate(over="ignore"):
+                gamma = float(feedback.mean()) * np.count_nonzero(state.rate) / (self.theta * selected)
+            gamma = min(float(gamma), _MOST_GAMMA)
         return replace(state, omega=omega, gamma=gamma)
