@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -342,7 +342,7 @@ def main() -> None:
     if given.what == "run":
         run(given.file, given.data, given.seeds)
         return
-    lines = {
+    lines: dict[str, Callable[[], Iterator[str]]] = {
         "tables": lambda: tables(_rows(given.file), given.data),
         "sybils": lambda: sybils(given.seeds),
         "factors": lambda: factors(given.seeds),
