@@ -150,6 +150,16 @@ def test_a_policy_that_breaks_the_contract_is_named(choose, message):
         session.ask(available=np.array([1, 0, 1, 0, 1, 0], bool), budget=2)
 
 
+def test_vectors_without_an_entry_are_no_answers():
+    policy = fedpick.policies.get("fedgs", similarity="updates")
+    session = Session(policy, Clients(num_examples=np.ones(4)), seed=0)
+    for width in (3, 0):
+        chosen = session.ask(budget=2, measure=lambda probe, width=width: np.ones((len(probe.clients), width))).clients
+        assert len(chosen) == 2
+        session.tell(Outcome(index=session.round, clients=chosen, completed=np.ones(2, dtype=bool)))
+        session.grow(Clients(num_examples=np.ones(6)))
+
+
 def test_asking_without_a_measure_says_what_to_pass():
     with pytest.raises(MissingSignal, match="measure=f"):
         Session(Recorder(), CLIENTS).ask(budget=2)

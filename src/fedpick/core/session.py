@@ -245,6 +245,8 @@ class Session:
                 f"A loss is one number per client: measure must return the shape ({len(probe.clients)},). "
                 f"Got {values.shape}."
             )
+        if values.size == 0:  # vectors without an entry: no client answered
+            values = np.full(len(values), np.nan)
         values, rejected = clean_answers(values, self._report_limit)
         return Measurement(clients=probe.clients, values=values), rejected
 
