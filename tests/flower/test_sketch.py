@@ -20,7 +20,7 @@ HERD = fedpick.policies.get("herd")
 def outcomes(monkeypatch):
     """What policies were told, round by round."""
     told, tell = [], Session.tell
-    monkeypatch.setattr(Session, "tell", lambda session, outcome: (told.append(outcome), tell(session, outcome)))
+    monkeypatch.setattr(Session, "tell", lambda session, outcome: told.append(outcome) or tell(session, outcome))
     return told
 
 
