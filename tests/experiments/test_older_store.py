@@ -40,8 +40,8 @@ def test_an_older_store_is_read(store):
 def test_its_runs_have_the_same_identity_and_resume_to_the_same_rounds(store):
     """12 of 24 rounds are in the store; the file of expectations holds all 24, made without a stop.
 
-    One exception: `rpow-d` ranks clients that failed by the median loss now, no longer by the mean. In its rounds 12, 15
-    and 19 the order within the cohort was changed to what this version gives; the cohorts are the same clients.
+    One exception: `rpow-d` ranks clients that failed by the median loss now, no longer by the mean. In its rounds 12,
+    15 and 19 the order within the cohort was changed to what this version gives; the cohorts are the same clients.
     """
     expected = json.loads((FIXTURES / "store-0.1.0-expected.json").read_text())
     spec = load_spec(FIXTURES / "store-0.1.0.toml").override(seeds=1)
