@@ -2,7 +2,7 @@
 
     python -m benchmarks.reproduce --list                    # what there is, what it costs, of which commit it is
     python -m benchmarks.reproduce --only "ca-fed.md"        # everything whose page or part contains the text
-    python -m benchmarks.reproduce --only "one night"        # the reduced grids on CIFAR-10
+    python -m benchmarks.reproduce --only "CIFAR-10, reduced"        # the reduced grids on CIFAR-10
     python -m benchmarks.reproduce --estimate --only fedgs   # measure some rounds of every policy on this machine
 
 Stored rounds are not computed again, so the same command resumes. Pictures go to docs/figures, tables to the terminal;

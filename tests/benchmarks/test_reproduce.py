@@ -78,8 +78,8 @@ def test_commands_run_with_this_python_and_unknown_parts_are_refused(capsys, mon
     monkeypatch.setattr(reproduce.subprocess, "run", lambda words, **_: started.append(words))
     reproduce.main(["--only", "Figure 8"])
     assert started == [[sys.executable, "-m", "benchmarks.figures.fedgs", "availability"]]
-    reproduce.main(["--list", "--only", "one night"])
-    assert "fedgs-cifar10-overnight.toml" in capsys.readouterr().out
+    reproduce.main(["--list", "--only", "CIFAR-10, reduced"])
+    assert "fedgs-cifar10-reduced.toml" in capsys.readouterr().out
     with pytest.raises(FedpickError, match="figure 99"):
         reproduce.main(["--only", "figure 99"])
 

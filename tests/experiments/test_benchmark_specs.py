@@ -19,7 +19,7 @@ BASES = ("cafed.toml", "cafed-mnist.toml", "cafed-synthetic.toml")
 FILES = sorted(file for file in FOLDER.glob("*.toml") if file.name not in BASES)
 # Written when every experiment was a file of its own.
 BEFORE = json.loads((Path(__file__).parent / "fixtures/specs_before_inheritance.json").read_text())
-YOUNGER = re.compile(r"arena-|cafed-(rates|why)|herd-|hics-|time-|.*-(overnight|quarter)\.toml")
+YOUNGER = re.compile(r"arena-|cafed-(rates|why)|herd-|hics-|time-|.*-(reduced|quarter)\.toml")
 
 
 @pytest.mark.parametrize("old", BEFORE.values(), ids=BEFORE)

@@ -25,7 +25,7 @@ def test_every_table_and_figure_has_its_spec():
     }
     expected |= {f"fedgp-{data}.toml#{part}" for data in ("fmnist", "cifar10") for part in parts}
     expected |= {f"fedcor-fmnist-cost.toml#{part}" for part in parts}
-    expected |= {"fedcor-cifar10-short.toml", "fedcor-cifar10-overnight.toml", "fedcor-fmnist-embedding.toml"}
+    expected |= {"fedcor-cifar10-short.toml", "fedcor-cifar10-reduced.toml", "fedcor-fmnist-embedding.toml"}
     files = [path for pattern in ("fedcor-*.toml", "fedgp-*.toml") for path in FOLDER.glob(pattern)]
     assert {Path(name).name for file in files for name in experiment_names(file)} == expected
 

@@ -28,7 +28,7 @@ def play(spec, label, rounds):
 
 def test_every_experiment_of_the_paper_has_its_spec():
     expected = {f"quadratic.toml#{variant}" for variant in ("toy", "30", "100")}
-    expected |= {"synthetic.toml#1", "synthetic.toml#3", "cifar10.toml", "cifar10-overnight.toml", "sent140.toml"}
+    expected |= {"synthetic.toml#1", "synthetic.toml#3", "cifar10.toml", "cifar10-reduced.toml", "sent140.toml"}
     expected |= {f"fmnist.toml#alpha{alpha}-c{share}" for alpha in ("0.3", "2") for share in ("0.03", "0.1")}
     settings = ("b128-tau30", "b64-tau100")
     expected |= {f"fmnist.toml#alpha{alpha}-{setting}" for alpha in ("0.3", "2") for setting in settings}
