@@ -8,32 +8,39 @@ works on logarithms, because losses and norms spread by factors:
 
     limit = median + c * spread        spread = 1.4826 * median |value - median|, at least `_LEAST_SPREAD`
 
-`limit_reference` is that rule in plain Python. Five numbers per client are compared, and only values above the limit
+`limit_reference` is that rule in plain Python. Eight numbers per client are compared, and only values above the limit
 are suspicious: a client that claims less than it could gains no place.
 
     row          value                                              suspicious if
     LOSS         log loss, probed or reported (or its RMS)          far above all others
     TRAIN_LOSS   log mean loss of the local training                far above all others
+    LOSS_RMS     log root mean square of the losses                 far above all others
     NORM         log norm of the update                             far above all others
     EXCESS       log train loss - 2 log norm                        a large loss moved the model like a small one
-    DISAGREEMENT log loss - log train loss, of one round            it told a probe more than its own training report
+    DISAGREEMENT log loss (or RMS) - log train loss, of one round   it told a probe more than its own training report
     JUMP         log loss - the client's log loss before            it rose unlike the others'
+    LENGTH       log norm - the median of the round                 the update is far longer than those beside it
 
-The first three are *levels*: a value above the limit is cut to the limit, so that one number cannot buy a place. Hard
-data have large losses honestly, so levels are judged with a wider limit than the three comparisons of a client with
-itself. The norm of an update is the server's own measurement. (A loss falls about with the square of the gradient.)
+The first four are *levels*. Hard data have large losses honestly, so levels are judged with a wider limit than the
+other comparisons. The norm of an update is the server's own measurement. (A loss falls about with the square of the
+gradient.) Norms fall while the model learns, so old ones would hide a long update: hence LENGTH. A client that trained
+and does not tell its training loss, although most others do, gains no credibility; the strict guard doubts its answer.
 
-Credibility: every client starts with 1. An answer with a suspicious value is *in doubt*; it leaves 40 % of the
-credibility. A completed round without doubt takes back a tenth of what is missing. A client that was doubted is *on
-probation* until it has completed a round without doubt: the limits are those of the other clients, unless most of the
-known ones are on probation.
+An answer with a suspicious value is *in doubt*. Its levels count as the median at most, so that it cannot buy a place.
+(Cut to the limit, a loss would still be the largest, and a policy that ranks losses would choose the client.)
 
-The guard is *mild* by default: it cuts levels and shows credibilities. The *strict* form also
+Credibility: every client starts with 1. An answer in doubt leaves 40 % of the credibility. A completed round without
+doubt takes back a tenth of what is missing. A client that was doubted is *on probation* until it has completed a round
+without doubt: its losses count as the median at most, and the limits are those of the other clients, unless most of the
+known ones are on probation. While it is not chosen its credibility grows by 1 % per round, so that probation ends after
+30 rounds at the latest, and lasts four times as long if the client is doubted again.
+
+The guard is *mild* by default: it does just this, and shows credibilities. The *strict* form also
 - refuses an answer in doubt: the policy sees no report of it, and it counts as not completed (see `Session.judge`);
-- does not offer clients of a credibility below 1/2. Their credibility grows by 1 % per round, so that a client returns
-  after 22 rounds, and stays away four times as long if it is doubted again;
-- offers no more newcomers than their fair share;
-- cuts losses at the median, so that they win no place, on probation and until enough clients are known.
+- does not offer clients of a credibility below 1/2: a client returns after 22 rounds, on probation until it has
+  completed a round without doubt;
+- offers no more newcomers than their fair share, and no client or group that had four times its share of the places;
+- cuts all losses at the median until enough clients are known.
 """
 
 from __future__ import annotations
@@ -114,9 +121,10 @@ def _with_reports(outcome: Outcome, reports: Mapping[str, NDArray[Any]]) -> Outc
 
 
 # What is compared: rows of GuardState.latest.
-LOSS, TRAIN_LOSS, NORM, EXCESS, DISAGREEMENT, JUMP = range(6)
+LOSS, TRAIN_LOSS, NORM, EXCESS, DISAGREEMENT, JUMP, LOSS_RMS, LENGTH = range(8)
+_LEVELS = {"loss": LOSS, "loss_rms": LOSS_RMS, "train_loss": TRAIN_LOSS, "update_norm": NORM}
 _WIDE, _NARROW = 6.0, 5.0
-"""c of the limit, for levels and for comparisons of a client with itself."""
+"""c of the limit, for levels and for other comparisons."""
 _LEAST_SPREAD = 0.3
 _LEAST_KNOWN = 4
 """Clients that must be known before any is judged."""
@@ -126,12 +134,14 @@ _SAMPLE = 4096
 """About as many clients make the median; of more, every n-th one."""
 _KEPT, _REGAINED, _RETURN = 0.4, 0.1, 1.01
 """What a doubtful answer leaves of the credibility, the share of the rest that a good one gives back, and the factor
-per round for a client that is kept out: the second time it stays away four times as long."""
+per round for a client that waits: the second time it waits four times as long."""
 _TRUSTED, _HEARD = 0.5, 0.54
 """The credibility below which the strict guard keeps a client out, and below which a client is on probation. One good
 round leads from 0.5 to 0.55."""
 _LEAST_SIZES = 5
 _LEAST_SIZE_SPREAD = 0.4
+_MOST_NEWCOMERS = 0.25
+"""Of the places: fresh identities are cheap, so many of them must not take over."""
 _SHOWN = 100
 
 
@@ -140,10 +150,11 @@ class Guard:
     """How a session treats reports that may be false; "off", "mild" (the default) and "strict" are such guards.
 
     Args:
-        cut: cut losses and norms above the limit, and keep a credibility per client. Without it nothing is compared.
+        cut: cut losses and norms of answers in doubt at the median, and keep a credibility per client. Without it
+            nothing is compared.
         exclude: do not offer clients whose credibility is below 1/2, unless the budget needs them.
         newcomers: clients that came after the first round and were never chosen get, together, at most their fair share
-            of the places. (A fresh identity is cheap.)
+            of the places, and at most a quarter of them. (A fresh identity is cheap.)
         most_places: no client is offered that had more than this many times its fair share of the latest places, and
             none of a group (`Clients.group`) that together had more than this many times its own; None: no bound. For
             policies that listen to reports.
@@ -181,7 +192,7 @@ class Guard:
         bounded = self.most_places is not None and listens
         return GuardState(
             credibility=np.ones(count, np.float32),
-            latest=np.full((6, count), np.nan, np.float32),
+            latest=np.full((LENGTH + 1, count), np.nan, np.float32),
             status=np.full(count, _UNMET, np.int8),
             places=np.zeros(count, np.float32) if bounded else None,
             fair=np.zeros(count, np.float32) if bounded else None,
@@ -208,7 +219,7 @@ class Guard:
 _GUARDS = {
     "off": Guard(cut=False, most_size=None),
     "mild": Guard(),
-    "strict": Guard(exclude=True, newcomers=True, most_size=3.0),
+    "strict": Guard(exclude=True, newcomers=True, most_places=4.0, most_size=3.0),
 }
 _UNMET, _NEWCOMER, _ESTABLISHED = 0, 1, 2
 
@@ -243,13 +254,18 @@ class GuardState:
     credibility: NDArray[np.float32] = per_client()
     """(N,) from 1, trusted, to 0."""
     latest: NDArray[np.float32] = per_client(axis=1)
-    """(6, N) the latest values of the rows above; NaN: not known."""
+    """(8, N) the latest values of the rows above; NaN: not known."""
     status: NDArray[np.int8] = per_client()
     """(N,) never available yet, a newcomer, or established: there in the first round, or chosen before."""
     places: NDArray[np.float32] | None = per_client()
     """(N,) places, fading by 1 % per round; None without `most_places`."""
     fair: NDArray[np.float32] | None = per_client()
     """(N,) the places that the clients would have had if all available ones were chosen equally often, likewise."""
+
+    def __post_init__(self) -> None:
+        if missing := LENGTH + 1 - len(self.latest):  # saved when fewer rows were compared
+            unknown = np.full((missing, self.latest.shape[1]), np.nan, np.float32)
+            assign(self, latest=np.concatenate([self.latest, unknown]))
 
     def offer(
         self,
@@ -311,8 +327,6 @@ class GuardState:
         _put(latest[LOSS], clients, logs)
         usual = _usual(latest[LOSS], self.credibility)
         limit = usual.limit(_WIDE)
-        most = self._most(latest[LOSS], clients, usual, limit) if guard.exclude else limit
-        cut_values, count = _cut(values, most)
         doubtful = logs > limit
         state = self
         if not trial:
@@ -320,6 +334,8 @@ class GuardState:
             doubtful |= jump > _usual(latest[JUMP], self.credibility).limit(_NARROW)
             credibility = _judged(self.credibility, clients, doubtful, regain=None)
             state = replace(self, latest=latest, credibility=credibility)
+        low = doubtful | self._unheard(guard, latest[LOSS], clients)
+        cut_values, count = _cut(values, usual.most(low))
         if guard.exclude and doubtful.any():
             cut_values = np.where(doubtful, np.nan, cut_values)
         return cut_values, state, count
@@ -329,42 +345,44 @@ class GuardState:
         chosen = outcome.clients
         latest = self.latest.copy()
         told = np.where(np.isnan(outcome.loss), outcome.loss_rms, outcome.loss)
-        logs = {LOSS: _logs(told), TRAIN_LOSS: _logs(outcome.train_loss), NORM: _logs(outcome.update_norm)}
-        loss = logs[LOSS]
+        logs = {
+            LOSS: _logs(told),
+            **{row: _logs(getattr(outcome, name)) for name, row in _LEVELS.items() if row != LOSS},
+        }
+        loss = np.fmax(logs[LOSS], logs[LOSS_RMS])
         if probed is not None:
             loss = np.where(probed[chosen], np.fmax(loss, latest[LOSS, chosen]), loss)
         logs[EXCESS] = logs[TRAIN_LOSS] - 2 * logs[NORM]
         logs[DISAGREEMENT] = loss - logs[TRAIN_LOSS]
         logs[JUMP] = logs[LOSS] - latest[LOSS, chosen]
-        doubtful = np.zeros(len(chosen), dtype=bool)
-        limits: dict[int, float | FloatArray] = {}  # at which levels are cut
+        logs[LENGTH] = logs[NORM] - _usual(logs[NORM], self.credibility[chosen]).middle
+        withheld = outcome.completed & np.isnan(logs[TRAIN_LOSS]) & self._others_tell(TRAIN_LOSS)
+        doubtful = withheld & guard.exclude
+        compared: dict[int, _Usual] = {}
         for row, values in logs.items():
             if _put(latest[row], chosen, values):
-                usual = _usual(latest[row], self.credibility)
-                limit = usual.limit(_WIDE if row <= NORM else _NARROW)
-                doubtful |= values > limit
-                careful = guard.exclude and row in (LOSS, TRAIN_LOSS)
-                limits[row] = self._most(latest[row], chosen, usual, limit) if careful else limit
+                compared[row] = usual = _usual(latest[row], self.credibility)
+                doubtful |= values > usual.limit(_WIDE if row in _LEVELS.values() else _NARROW)
         cut: dict[str, Any] = {}
         count = 0
-        for name, row in (("loss", LOSS), ("loss_rms", LOSS), ("train_loss", TRAIN_LOSS), ("update_norm", NORM)):
-            if row in limits:
-                cut[name], more = _cut(getattr(outcome, name), limits[row])
+        for name, row in _LEVELS.items():
+            if row in compared:
+                low = doubtful if row == NORM else doubtful | self._unheard(guard, latest[row], chosen)
+                cut[name], more = _cut(getattr(outcome, name), compared[row].most(low))
                 count += more
-        if NORM in limits and outcome.sketch.size and (long := cut["update_norm"] < outcome.update_norm).any():
+        if NORM in compared and outcome.sketch.size and (long := cut["update_norm"] < outcome.update_norm).any():
             cut["sketch"] = outcome.sketch.copy()
             cut["sketch"][long] *= (cut["update_norm"] / np.where(long, outcome.update_norm, 1.0))[long, None]
-        credibility = _judged(self.credibility, chosen, doubtful, regain=outcome.completed)
-        if guard.exclude:
-            if doubtful.any():
-                for name in _TOLD:
-                    cut[name] = np.array(cut.get(name, getattr(outcome, name)))
-                    cut[name][doubtful] = np.nan
-                cut["completed"] = outcome.completed & ~doubtful
-            kept_out = credibility < _TRUSTED
-            kept_out[chosen] = False
-            if kept_out.any():
-                credibility = np.where(kept_out, credibility * np.float32(_RETURN), credibility)
+        credibility = _judged(self.credibility, chosen, doubtful, regain=outcome.completed & ~withheld)
+        if guard.exclude and doubtful.any():
+            for name in _TOLD:
+                cut[name] = np.array(cut.get(name, getattr(outcome, name)))
+                cut[name][doubtful] = np.nan
+            cut["completed"] = outcome.completed & ~doubtful
+        waiting = credibility < (_TRUSTED if guard.exclude else _HEARD)
+        waiting[chosen] = False
+        if waiting.any():
+            credibility = np.where(waiting, credibility * np.float32(_RETURN), credibility)
         state = replace(self, latest=latest, credibility=credibility)
         if len(chosen) and (state.status[chosen] != _ESTABLISHED).any():
             status = state.status.copy()
@@ -372,16 +390,21 @@ class GuardState:
             state = replace(state, status=status)
         return _with_reports(outcome, cut), state, count
 
-    def _most(self, row: NDArray[np.float32], clients: IntArray, usual: _Usual, limit: float) -> float | FloatArray:
-        """Where the strict guard cuts a loss: at the limit; where no report may win a place, at the median.
+    def _unheard(self, guard: Guard, row: NDArray[np.float32], clients: IntArray) -> BoolArray:
+        """Whose losses win no place, in doubt or not: those of clients on probation.
 
-        That is on probation, and for all clients until enough of them are known: the first known clients are those that
-        a policy prefers, so liars may be most of them.
+        Under the strict guard also those of all clients until enough of them are known: the first known clients are
+        those that a policy prefers, so liars may be most of them.
         """
-        if len(row) - np.count_nonzero(np.isnan(row)) < min(_ENOUGH_KNOWN, len(row) // 2):
-            return usual.middle
-        heard = self.credibility[clients] >= _HEARD
-        return limit if heard.all() else np.where(heard, limit, usual.middle)
+        if guard.exclude and len(row) - np.count_nonzero(np.isnan(row)) < min(_ENOUGH_KNOWN, len(row) // 2):
+            return np.full(len(clients), True)
+        return np.asarray(self.credibility[clients] < _HEARD)
+
+    def _others_tell(self, row: int) -> bool:
+        """Whether most clients that sent an update before have told this number."""
+        trained = np.count_nonzero(~np.isnan(self.latest[NORM]))
+        told = np.count_nonzero(~np.isnan(self.latest[row]))
+        return bool(trained >= _LEAST_KNOWN and 2 * told > trained)
 
     def served(self, available: BoolArray, chosen: IntArray) -> GuardState:
         """Count the places of a round, where they are bounded."""
@@ -433,6 +456,11 @@ class _Usual(NamedTuple):
     def limit(self, c: float) -> float:
         """Above it a value is suspicious."""
         return self.middle + c * self.spread
+
+    def most(self, low: BoolArray) -> float | FloatArray:
+        """What a level counts at most: the limit, and the median for the clients marked in `low`."""
+        limit = self.limit(_WIDE)
+        return np.where(low, self.middle, limit) if low.any() else limit
 
 
 def _usual(row: NDArray[np.float32], credibility: NDArray[np.float32]) -> _Usual:
@@ -503,12 +531,15 @@ def _too_many(places: NDArray[Any], fair: NDArray[Any], most: float) -> BoolArra
 
 
 def _fair_share(offered: BoolArray, newcomer: BoolArray, wanted: int, rng: np.random.Generator) -> BoolArray:
-    """The mask with as many newcomers as their fair number of places, rounded at random, or as the budget needs."""
+    """The mask with as many newcomers as their fair number of places, rounded at random, or as the budget needs.
+
+    However many there are, they get a bounded share of the places.
+    """
     fresh = np.flatnonzero(offered & newcomer)
     there = int(np.count_nonzero(offered))
     if len(fresh) == 0 or wanted >= there:
         return offered
-    fair = wanted * len(fresh) / there
+    fair = wanted * min(len(fresh) / there, _MOST_NEWCOMERS)
     admitted = max(int(fair) + int(rng.random() < fair % 1), wanted - (there - len(fresh)))
     if admitted >= len(fresh):
         return offered
