@@ -5,10 +5,13 @@
     python -m benchmarks.liars tables [--data fmnist]           # prints the tables in Markdown
     python -m benchmarks.liars sybils --seeds 10                # fresh identities in every round; prints a table
     python -m benchmarks.liars factors --seeds 5                # smaller lies, seeds 100 and up; prints a table
+    python -m benchmarks.liars small --seeds 10                 # honest clients with little data; prints a table
+    python -m benchmarks.liars sizes                            # a false number of examples; prints a table
     python -m benchmarks.liars cost                             # the guard's time for a million clients; a table
 
-Two shards per client, 5 clients per round, 100 rounds. Accuracy is the mean over the last ten rounds. All runs of one
-call share one process and its compiled programs.
+Two shards per client, 5 clients per round, 100 rounds. Accuracy is the mean over the last ten rounds. "absent" is no
+attack: the clients that would lie are never available, so that no guard could do better without their data. All runs of
+one call share one process and its compiled programs.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,16 +28,16 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from fedpick import Clients, Outcome, Session, data, policies
-from fedpick.core.arrays import FloatArray
+from fedpick import Clients, Outcome, Session, aggregation_weights, data, policies
+from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.data.types import Federation
 from fedpick.sim import Attacks, LocalTraining, ServerStep, Simulator, simulate
 
-__all__ = ["CONDITIONS", "POLICIES", "cost", "main", "one_run", "sybils", "tables"]
+__all__ = ["CONDITIONS", "POLICIES", "cost", "main", "one_run", "sizes", "small", "sybils", "tables"]
 
 POLICIES = {
-    # cpow-d is pow-d here: no client holds more losses than one mini-batch.
-    "digits": ("uniform", "pow-d", "rpow-d", "adapow-d", "afl", "fedcor", "fedgp", "herd"),
+    # cpow-d is pow-d here: no client holds more losses than one mini-batch. tifl hears no loss.
+    "digits": ("uniform", "pow-d", "rpow-d", "adapow-d", "afl", "fedcor", "fedgp", "oort", "ca-fed", "herd"),
     "fmnist": ("pow-d", "fedcor", "herd"),
 }
 CLIENTS = {"digits": 50, "fmnist": 100}
@@ -50,10 +54,16 @@ CONDITIONS: tuple[dict[str, Any], ...] = (
         for attack in ("inflate-flip", "inflate")
     ),
     *({"attack": attack, "share": 0.2, "guard": "off"} for attack in ("inflate-flip", "inflate")),
+    *({"attack": "absent", "share": share, "guard": "off"} for share in (0.2, 0.3, 0.1)),
 )
 """What is measured for every policy, and more of it on the digits."""
 MORE: tuple[dict[str, Any], ...] = (
-    *({"attack": "inflate-drop", "share": 0.2, "guard": guard} for guard in ("strict", "off")),
+    *({"attack": attack, "share": 0.2, "guard": "mild"} for attack in (None, "inflate", "inflate-flip")),
+    *(
+        {"attack": attack, "share": 0.2, "guard": guard}
+        for attack in ("inflate-drop", "scale", "flip-scale")
+        for guard in ("strict", "off")
+    ),
     *(
         {"attack": attack, "share": share, "guard": "off"}
         for share in (0.3, 0.1)
@@ -76,7 +86,22 @@ _HARD = 0.2
 
 @cache
 def _federation(name: str, seed: int) -> Federation:
+    if name == "digits-unequal":
+        return data.partition(
+            data.load("digits"), "dirichlet-lognormal", num_clients=CLIENTS["digits"], sigma=1.0, seed=seed, holdout=0.2
+        )
     return data.partition(data.load(name), "2spc", num_clients=CLIENTS[name], seed=seed, holdout=0.2)
+
+
+@dataclass(frozen=True)
+class _There:
+    """The same clients are available in every round."""
+
+    clients: BoolArray
+
+    def mask(self, round: int) -> BoolArray:
+        """(N,) who is available."""
+        return self.clients
 
 
 def one_run(
@@ -84,13 +109,13 @@ def one_run(
 ) -> dict[str, Any]:
     """Run one policy under one condition; return what the tables need."""
     federation, kind = _federation(name, seed), condition["attack"]
+    lies = kind not in (None, "absent")
+    attacks = Attacks(kind=kind if lies else "inflate", share=condition["share"], factor=condition.get("factor", 100.0))
     simulator = Simulator(
         federation,
         "mlp",
-        local=LOCAL[name],
-        attacks=None
-        if kind is None
-        else Attacks(kind=kind, share=condition["share"], factor=condition.get("factor", 100.0)),
+        local=LOCAL[name.partition("-")[0]],
+        attacks=attacks if lies else None,
         server=ServerStep(aggregation=condition.get("aggregation", "mean")),
         losses_on="validation",
         seed=seed,
@@ -101,12 +126,14 @@ def one_run(
     places, losses = np.zeros(count), np.zeros(count)
     ever, accuracies = np.zeros(count, bool), list[float]()
     honest = kind is None and condition["guard"] == "off"
-    for record in simulate(simulator, session, rounds=rounds, budget=5, losses_every=10 if honest else None):
+    lying = attacks.liars(seed, count) & (kind is not None)
+    there = _There(~lying) if kind == "absent" else None
+    every = 10 if honest else None
+    for record in simulate(simulator, session, rounds=rounds, budget=5, losses_every=every, availability=there):
         places[record.selection.clients] += 1
         ever |= session.credibility < 0.5
         accuracies.append(record.test_accuracy or 0.0)
         losses += 0.0 if record.losses is None else record.losses
-    lying = simulator.lying
     return {
         "data": name,
         "policy": policy,
@@ -190,9 +217,10 @@ def tables(rows: list[dict[str, Any]], name: str = "digits") -> Iterator[str]:
             f"| {policy} | {100 * _mean(base, 'accuracy'):.1f} | {_paired(strict, base)} | "
             f"x {_hard_share(strict, base):.2f} | {100 * _mean(strict, 'false_alarms'):.1f} | {len(strict)} |"
         )
-    for attack in ("inflate", "inflate-flip", "inflate-drop"):
-        shares = (0.1, 0.2, 0.3) if attack != "inflate-drop" else (0.2,)
-        for guard in ("off", "strict"):
+    for attack in ("absent", "inflate", "inflate-flip", "inflate-drop", "scale", "flip-scale"):
+        for guard in ("off", "mild", "strict"):
+            many = attack in ("absent", "inflate", "inflate-flip") and guard != "mild"
+            shares = (0.1, 0.2, 0.3) if many else (0.2,)
             if any(row["attack"] == attack and row["guard"] == guard for row in rows):
                 yield from _attack_table(rows, name, attack, guard, shares)
     if any(row["attack"] == "flip" for row in rows):
@@ -272,12 +300,6 @@ def sybils(seeds: int) -> Iterator[str]:
 
 
 _FACTORS = (3.0, 10.0, 100.0)
-_GUARDS: dict[str, Any] = {
-    "off": "off",
-    "mild": "mild",
-    "strict": "strict",
-    "strict, most_places=2": {"exclude": True, "newcomers": True, "most_size": 3.0, "most_places": 2.0},
-}
 
 
 def factors(seeds: int) -> Iterator[str]:
@@ -285,16 +307,79 @@ def factors(seeds: int) -> Iterator[str]:
     yield f"| policy | guard | hard clients' places | {' | '.join(f'factor {factor:g}' for factor in _FACTORS)} |"
     yield "|---|---|---|" + "---|" * len(_FACTORS)
     chosen = range(100, 100 + seeds)
-    for policy in ("pow-d", "rpow-d", "adapow-d", "afl", "fedcor", "fedgp"):
+    for policy in ("pow-d", "rpow-d", "adapow-d", "afl", "fedcor", "fedgp", "oort"):
         base = [one_run(policy, {"attack": None, "share": 0.2, "guard": "off"}, seed) for seed in chosen]
-        for name, guard in _GUARDS.items():
+        for guard in ("off", "mild", "strict"):
             honest = [one_run(policy, {"attack": None, "share": 0.2, "guard": guard}, seed) for seed in chosen]
             cells = []
             for factor in _FACTORS:
                 lie = {"attack": "inflate", "share": 0.2, "guard": guard, "factor": factor}
                 these = [one_run(policy, lie, seed) for seed in chosen]
                 cells.append(f"x {_mean(these, 'captured') / 0.2:.2f}, {_paired(these, base)}")
-            yield f"| {policy} | {name} | x {_hard_share(honest, base):.2f} | {' | '.join(cells)} |"
+            yield f"| {policy} | {guard} | x {_hard_share(honest, base):.2f} | {' | '.join(cells)} |"
+
+
+def small(seeds: int) -> Iterator[str]:
+    """Honest clients of very unequal sizes, strict guard: what the tenth with the least data gets."""
+    yield "| policy | places of the ten smallest clients | places of the ten largest | points | false alarms % |"
+    yield "|---|---|---|---|---|"
+    for policy in POLICIES["digits"]:
+        runs: dict[str, list[dict[str, Any]]] = {
+            guard: [
+                one_run(policy, {"attack": None, "share": 0.2, "guard": guard}, seed, "digits-unequal")
+                for seed in range(seeds)
+            ]
+            for guard in ("off", "strict")
+        }
+        ratios = []
+        for ends in (slice(None, 10), slice(-10, None)):
+            taken = {
+                guard: sum(np.take(row["places"], _by_size(row["seed"])[ends]).sum() for row in rows)
+                for guard, rows in runs.items()
+            }
+            ratios.append(f"x {taken['strict'] / taken['off']:.2f}")
+        alarms = 100 * _mean(runs["strict"], "false_alarms")
+        yield f"| {policy} | {' | '.join(ratios)} | {_paired(runs['strict'], runs['off'])} | {alarms:.1f} |"
+
+
+def _by_size(seed: int) -> IntArray:
+    """The clients of unequal size, the smallest first."""
+    return np.argsort(_federation("digits-unequal", seed).sizes, kind="stable")
+
+
+def sizes(rounds: int = 200) -> Iterator[str]:
+    """One of 21 equal clients says that it has 2^53 examples: its places over its fair share, and its weight.
+
+    No model is trained: all losses and updates are alike.
+    """
+    yield "| policy | no guard | mild | strict |"
+    yield "|---|---|---|---|"
+    table, k = Clients(num_examples=np.append(np.full(20, 100.0), 2.0**53)), 5
+    for name in ("uniform", "md", "pow-d", "fedcor", "herd"):
+        cells = []
+        for guard in ("off", "mild", "strict"):
+            session = Session(policies.get(name), table, guard=guard)
+            session.watch = None
+            rng, places, weight = np.random.default_rng(0), 0, 0.0
+            for index in range(rounds):
+                selection = session.ask(budget=k, measure=lambda probe: np.ones(len(probe.clients)))
+                liar, count = selection.clients == 20, len(selection.clients)
+                everybody = np.ones(count, dtype=bool)
+                places += int(liar.sum())
+                weight += float(aggregation_weights(selection, everybody, session.clients)[liar].sum())
+                alike = np.ones(count)
+                outcome = Outcome(
+                    index=index,
+                    clients=selection.clients,
+                    completed=everybody,
+                    loss=alike,
+                    train_loss=alike,
+                    update_norm=alike,
+                    sketch=rng.normal(size=(count, 4)),
+                )
+                session.tell(outcome)
+            cells.append(f"x {places / rounds / k * 21:.1f}, {100 * weight / rounds:.0f} %")
+        yield f"| {name} | {' | '.join(cells)} |"
 
 
 def cost(num_clients: int = 1_000_000, rounds: int = 8) -> Iterator[str]:
@@ -334,7 +419,7 @@ def _round_seconds(session: Session, budget: int, losses: FloatArray) -> float:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "tables", "sybils", "factors", "cost"))
+    parser.add_argument("what", choices=("run", "tables", "sybils", "factors", "small", "sizes", "cost"))
     parser.add_argument("--data", choices=tuple(POLICIES), default="digits")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--file", type=Path, default=_FILE)
@@ -346,6 +431,8 @@ def main() -> None:
         "tables": lambda: tables(_rows(given.file), given.data),
         "sybils": lambda: sybils(given.seeds),
         "factors": lambda: factors(given.seeds),
+        "small": lambda: small(given.seeds),
+        "sizes": sizes,
         "cost": cost,
     }
     for line in lines[given.what]():
