@@ -22,9 +22,10 @@ are suspicious: a client that claims less than it could gains no place.
     LENGTH       log norm - the median of the round                 the update is far longer than those beside it
 
 The first four are *levels*. Hard data have large losses honestly, so levels are judged with a wider limit than the
-other comparisons. The norm of an update is the server's own measurement. (A loss falls about with the square of the
-gradient.) Norms fall while the model learns, so old ones would hide a long update: hence LENGTH. A client that trained
-and does not tell its training loss, although most others do, gains no credibility; the strict guard doubts its answer.
+other comparisons. Only the strict guard judges those: where clients differ much, an honest loss may jump, and the guard
+that is on by default must leave honest federations alone. The norm of an update is the server's own measurement. (A
+loss falls about with the square of the gradient.) Norms fall while the model learns, so old ones would hide a long
+update: hence LENGTH. To withhold the training loss, which most others tell, is suspicious as well.
 
 An answer with a suspicious value is *in doubt*. Its levels count as the median at most, so that it cannot buy a place.
 (Cut to the limit, a loss would still be the largest, and a policy that ranks losses would choose the client.)
@@ -35,7 +36,8 @@ without doubt: its losses count as the median at most, and the limits are those 
 known ones are on probation. While it is not chosen its credibility grows by 1 % per round, so that probation ends after
 30 rounds at the latest, and lasts four times as long if the client is doubted again.
 
-The guard is *mild* by default: it does just this, and shows credibilities. The *strict* form also
+The guard is *mild* by default: it does just this, by levels alone. The *strict* form also
+- judges the other comparisons;
 - refuses an answer in doubt: the policy sees no report of it, and it counts as not completed (see `Session.judge`);
 - does not offer clients of a credibility below 1/2: a client returns after 22 rounds, on probation until it has
   completed a round without doubt;
@@ -331,7 +333,8 @@ class GuardState:
         state = self
         if not trial:
             _put(latest[JUMP], clients, jump)
-            doubtful |= jump > _usual(latest[JUMP], self.credibility).limit(_NARROW)
+            if guard.exclude:
+                doubtful |= jump > _usual(latest[JUMP], self.credibility).limit(_NARROW)
             credibility = _judged(self.credibility, clients, doubtful, regain=None)
             state = replace(self, latest=latest, credibility=credibility)
         low = doubtful | self._unheard(guard, latest[LOSS], clients)
@@ -356,13 +359,16 @@ class GuardState:
         logs[DISAGREEMENT] = loss - logs[TRAIN_LOSS]
         logs[JUMP] = logs[LOSS] - latest[LOSS, chosen]
         logs[LENGTH] = logs[NORM] - _usual(logs[NORM], self.credibility[chosen]).middle
-        withheld = outcome.completed & np.isnan(logs[TRAIN_LOSS]) & self._others_tell(TRAIN_LOSS)
-        doubtful = withheld & guard.exclude
+        withheld = outcome.completed & np.isnan(logs[TRAIN_LOSS])
+        doubtful = withheld & (guard.exclude and self._others_tell(TRAIN_LOSS))
         compared: dict[int, _Usual] = {}
         for row, values in logs.items():
             if _put(latest[row], chosen, values):
                 compared[row] = usual = _usual(latest[row], self.credibility)
-                doubtful |= values > usual.limit(_WIDE if row in _LEVELS.values() else _NARROW)
+                if row in _LEVELS.values():
+                    doubtful |= values > usual.limit(_WIDE)
+                elif guard.exclude:
+                    doubtful |= values > usual.limit(_NARROW)
         cut: dict[str, Any] = {}
         count = 0
         for name, row in _LEVELS.items():
@@ -373,7 +379,7 @@ class GuardState:
         if NORM in compared and outcome.sketch.size and (long := cut["update_norm"] < outcome.update_norm).any():
             cut["sketch"] = outcome.sketch.copy()
             cut["sketch"][long] *= (cut["update_norm"] / np.where(long, outcome.update_norm, 1.0))[long, None]
-        credibility = _judged(self.credibility, chosen, doubtful, regain=outcome.completed & ~withheld)
+        credibility = _judged(self.credibility, chosen, doubtful, regain=outcome.completed)
         if guard.exclude and doubtful.any():
             for name in _TOLD:
                 cut[name] = np.array(cut.get(name, getattr(outcome, name)))
