@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import rankdata
 
+from benchmarks.pages import fill
 from fedpick import policies
 from fedpick.core.errors import FedpickError, unknown_name
 from fedpick.experiments.progress import make_progress
@@ -320,17 +321,6 @@ def tables(arena: Arena) -> dict[str, str]:
         "scores": _all_scores(arena),
     }
     return {name: "\n".join(lines) for name, lines in named.items()}
-
-
-def fill(page: str, tables: Mapping[str, str]) -> str:
-    """Return the page with every table in its place: between `<!-- name -->` and `<!-- end -->`."""
-    for name, table in tables.items():
-        before, mark, rest = page.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition("<!-- end -->")
-        if not end:
-            raise SystemExit(f"The page has no place for the table: expected <!-- {name} --> and <!-- end -->.")
-        page = before + mark + table + "\n" + end + after
-    return page
 
 
 def _leaderboard(arena: Arena) -> list[str]:

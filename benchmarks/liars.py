@@ -2,7 +2,7 @@
 
     python -m benchmarks.liars run --seeds 10                   # appends to docs/results/liars.jsonl; resumes
     python -m benchmarks.liars run --data fmnist --seeds 3
-    python -m benchmarks.liars tables [--data fmnist]           # prints the tables in Markdown
+    python -m benchmarks.liars tables                           # writes the tables into docs/results/liars.md
     python -m benchmarks.liars sybils --seeds 10                # fresh identities in every round; prints a table
     python -m benchmarks.liars factors --seeds 5                # smaller lies, seeds 100 and up; prints a table
     python -m benchmarks.liars small --seeds 10                 # honest clients with little data; prints a table
@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from benchmarks.pages import fill
 from fedpick import Clients, Outcome, Session, aggregation_weights, data, policies
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.data.types import Federation
@@ -79,6 +80,7 @@ ROBUST: tuple[dict[str, Any], ...] = tuple(
 )
 """Flipped updates with true losses, and what the rules cost without an attack."""
 _FILE = Path(__file__).parents[1] / "docs" / "results" / "liars.jsonl"
+PAGE = _FILE.with_suffix(".md")
 _LAST = 10
 _HARD = 0.2
 """Of the clients, those with the largest mean loss in the honest run: the hard data."""
@@ -205,66 +207,90 @@ def _hard_share(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> float
     return taken["mine"] / taken["theirs"] if taken["theirs"] else float("nan")
 
 
-def tables(rows: list[dict[str, Any]], name: str = "digits") -> Iterator[str]:
-    """The tables in Markdown, line by line."""
-    rows = [row for row in rows if row["data"] == name]
-    yield "| policy | honest % | strict, honest: points | hard clients' places | false alarms % | seeds |"
-    yield "|---|---|---|---|---|---|"
-    for policy in POLICIES[name]:
-        base = _some(rows, policy, attack=None, guard="off")
-        strict = _some(rows, policy, attack=None, guard="strict")
-        yield (
-            f"| {policy} | {100 * _mean(base, 'accuracy'):.1f} | {_paired(strict, base)} | "
-            f"x {_hard_share(strict, base):.2f} | {100 * _mean(strict, 'false_alarms'):.1f} | {len(strict)} |"
+def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """The tables of the page in Markdown, by the names of their places."""
+    named = {}
+    for name in POLICIES:
+        own = [row for row in rows if row["data"] == name]
+        for table, lines in _tables_of(own, name).items():
+            named[f"{name}: {table}"] = "\n".join(lines)
+    return named
+
+
+def _tables_of(rows: list[dict[str, Any]], name: str) -> dict[str, list[str]]:
+    """The tables of one data set."""
+
+    def found(policy: str, attack: str | None, guard: str, share: float = 0.2) -> list[dict[str, Any]]:
+        return _some(rows, policy, attack=attack, guard=guard, share=share)
+
+    def cell(policy: str, attack: str, guard: str, share: float = 0.2) -> str:
+        these = found(policy, attack, guard, share)
+        places = "" if attack == "absent" else f"x {_mean(these, 'captured') / share:.2f}, "
+        return places + _paired(these, found(policy, None, "off"))
+
+    def beyond(policy: str, attack: str, share: float) -> str:
+        """The points that the guard costs on top of the missing data."""
+        return _paired(found(policy, attack, "strict", share), found(policy, "absent", "off", share))
+
+    def honest(policy: str) -> list[str]:
+        base, strict = found(policy, None, "off"), found(policy, None, "strict")
+        mild = [_paired(found(policy, None, "mild"), base)] if name == "digits" else []
+        return [
+            f"{100 * _mean(base, 'accuracy'):.1f}",
+            *mild,
+            _paired(strict, base),
+            f"x {_hard_share(strict, base):.2f}",
+            f"{100 * _mean(strict, 'false_alarms'):.1f}",
+            f"{len(strict)}",
+        ]
+
+    def table(columns: list[str], lines: dict[str, list[str]]) -> list[str]:
+        head = [f"| policy | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+        return head + [f"| {policy} | {' | '.join(cells)} |" for policy, cells in lines.items()]
+
+    everyone, shares, lies = POLICIES[name], (0.1, 0.2, 0.3), ("inflate", "inflate-flip")
+    percents = [f"{100 * share:.0f} %" for share in shares]
+    columns = ["honest %", *(["mild: points"] if name == "digits" else []), "strict: points"]
+    columns += ["hard clients' places", "false alarms %", "seeds"]
+    out = {
+        "honest": table(columns, {each: honest(each) for each in everyone}),
+        "absent": table(percents, {each: [cell(each, "absent", "off", s) for s in shares] for each in everyone}),
+        "beyond": table(
+            [f"`{attack}`, {percent}" for attack in lies for percent in percents],
+            {each: [beyond(each, attack, s) for attack in lies for s in shares] for each in everyone},
+        ),
+    }
+    for attack in lies:
+        wanted = [("off", share) for share in (shares if name == "digits" else (0.2,))]
+        wanted += [("mild", 0.2)] if name == "digits" else []
+        wanted += [("strict", share) for share in shares]
+        out[attack] = table(
+            [f"{_SHOWN[guard]}, {100 * share:.0f} %" for guard, share in wanted],
+            {each: [cell(each, attack, guard, share) for guard, share in wanted] for each in everyone},
         )
-    for attack in ("absent", "inflate", "inflate-flip", "inflate-drop", "scale", "flip-scale"):
-        for guard in ("off", "mild", "strict"):
-            many = attack in ("absent", "inflate", "inflate-flip") and guard != "mild"
-            shares = (0.1, 0.2, 0.3) if many else (0.2,)
-            if any(row["attack"] == attack and row["guard"] == guard for row in rows):
-                yield from _attack_table(rows, name, attack, guard, shares)
-    if any(row["attack"] == "flip" for row in rows):
-        yield from _robust_table(rows)
+    if name == "digits":
+        others = [(attack, guard) for attack in ("inflate-drop", "scale", "flip-scale") for guard in ("off", "strict")]
+        out["others"] = table(
+            [f"`{attack}`, {_SHOWN[guard]}" for attack, guard in others],
+            {each: [cell(each, attack, guard) for attack, guard in others] for each in everyone},
+        )
+        out["flip"] = table(list(RULES), {each: _robust(rows, each) for each in ROBUST_POLICIES})
+    return out
 
 
-def _attack_table(
-    rows: list[dict[str, Any]], name: str, attack: str, guard: str, shares: tuple[float, ...]
-) -> Iterator[str]:
-    """Places of liars over their fair share, and points of accuracy, for every share of liars."""
-    yield ""
-    yield f"`{attack}`, guard {guard}:"
-    yield ""
-    yield f"| policy | {' | '.join(f'{100 * share:.0f} %' for share in shares)} | false alarms % (20 %) | seeds |"
-    yield "|---|" + "---|" * (len(shares) + 2)
-    for policy in POLICIES[name]:
-        base = _some(rows, policy, attack=None, guard="off")
-        found = {share: _some(rows, policy, attack=attack, guard=guard, share=share) for share in shares}
-        cells = [
-            f"x {_mean(these, 'captured') / share:.2f}, {_paired(these, base)}" if these else "not run"
-            for share, these in found.items()
-        ]
-        counts = sorted({len(these) for these in found.values()})
-        alarms = f"{100 * _mean(found[0.2], 'false_alarms'):.1f}"
-        yield f"| {policy} | {' | '.join(cells)} | {alarms} | {', '.join(map(str, counts))} |"
+_SHOWN = {"off": "no guard", "mild": "mild", "strict": "strict"}
 
 
-def _robust_table(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _robust(rows: list[dict[str, Any]], policy: str) -> list[str]:
     """Points of accuracy of every rule of the server step, without an attack and with flipped updates."""
-    yield ""
-    yield "`flip`, 20 %, guard strict:"
-    yield ""
-    yield f"| policy | {' | '.join(f'{rule}: honest, flip' for rule in RULES)} |"
-    yield "|---|" + "---|" * len(RULES)
-    for policy in ROBUST_POLICIES:
-        base = _some(rows, policy, attack=None, guard="off")
-        cells = [
-            ", ".join(
-                _paired(_some(rows, policy, attack=attack, guard="strict", aggregation=rule), base)
-                for attack in (None, "flip")
-            )
-            for rule in RULES
-        ]
-        yield f"| {policy} | {' | '.join(cells)} |"
+    base = _some(rows, policy, attack=None, guard="off")
+    return [
+        ", ".join(
+            _paired(_some(rows, policy, attack=attack, guard="strict", aggregation=rule), base)
+            for attack in (None, "flip")
+        )
+        for rule in RULES
+    ]
 
 
 _SYBILS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -427,8 +453,10 @@ def main() -> None:
     if given.what == "run":
         run(given.file, given.data, given.seeds)
         return
+    if given.what == "tables":
+        PAGE.write_text(fill(PAGE.read_text(), tables(_rows(given.file))))
+        return
     lines: dict[str, Callable[[], Iterator[str]]] = {
-        "tables": lambda: tables(_rows(given.file), given.data),
         "sybils": lambda: sybils(given.seeds),
         "factors": lambda: factors(given.seeds),
         "small": lambda: small(given.seeds),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks import arena
+from benchmarks import arena, pages
 from benchmarks.arena import Score
 from tests.report.report_store import make_spec, make_store
 
@@ -92,7 +92,7 @@ def test_a_setting_with_few_policies_is_shown_and_does_not_count_for_ranks():
 def test_the_page_has_the_tables_of_the_scores():
     page = arena.SCORES.parents[1] / "arena.md"
     assert (
-        arena.fill(page.read_text(), arena.tables(arena.arena_of(arena.read_scores(arena.SCORES)))) == page.read_text()
+        pages.fill(page.read_text(), arena.tables(arena.arena_of(arena.read_scores(arena.SCORES)))) == page.read_text()
     )
 
 
