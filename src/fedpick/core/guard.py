@@ -41,7 +41,7 @@ The guard is *mild* by default: it does just this, by levels alone. The *strict*
 - refuses an answer in doubt: the policy sees no report of it, and it counts as not completed (see `Session.judge`);
 - does not offer clients of a credibility below 1/2: a client returns after 22 rounds, on probation until it has
   completed a round without doubt;
-- offers no more newcomers than their fair share, and no client or group that had four times its share of the places;
+- offers no more newcomers than their fair share, and no client or group that had five times its share of the places;
 - cuts all losses at the median until enough clients are known.
 """
 
@@ -221,7 +221,7 @@ class Guard:
 _GUARDS = {
     "off": Guard(cut=False, most_size=None),
     "mild": Guard(),
-    "strict": Guard(exclude=True, newcomers=True, most_places=4.0, most_size=3.0),
+    "strict": Guard(exclude=True, newcomers=True, most_places=5.0, most_size=3.0),
 }
 _UNMET, _NEWCOMER, _ESTABLISHED = 0, 1, 2
 
