@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import itertools
 import json
 import os
@@ -15,6 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 import fedpick
 from fedpick.adapter.audit import check
@@ -351,6 +357,149 @@ def test_the_older_api_goes_on_when_a_member_of_the_cohort_is_killed(tmp_path):
     assert all(dead not in report["completed"] for report in rounds[killed_in:])
     assert "Own aggregates" in (tmp_path / "run.log").read_text()
     assert fedpick.Session.load(state).round == 5
+
+
+class Authenticated(Loopback):
+    """A deployment with TLS whose SuperNodes sign with keys that were registered."""
+
+    def __enter__(self) -> Authenticated:
+        flower, certificate = self.folder / "flwr", self.folder / "certificate.pem"
+        flower.mkdir(parents=True, exist_ok=True)
+        write_certificate(certificate, self.folder / "tls-key.pem")
+        (flower / "config.toml").write_text(
+            f'[superlink.loopback]\naddress = "127.0.0.1:{self.port}"\nroot-certificates = "{certificate}"\n'
+        )
+        self.superlink = self._start(
+            "superlink",
+            *("flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), "--enable-supernode-auth"),
+            *("--ssl-certfile", str(certificate), "--ssl-keyfile", str(self.folder / "tls-key.pem")),
+            *("--ssl-ca-certfile", str(certificate), "--disable-runtime-dependency-installation"),
+        )
+        self._wait_for_port()
+        return self
+
+    def make_key(self, node: str) -> str:
+        """Make the key of a SuperNode, and return the public one as the SuperLink stores it."""
+        private = ec.generate_private_key(ec.SECP384R1())
+        write_key(self.folder / f"{node}.key", private, serialization.PrivateFormat.OpenSSH)
+        public, encoding, kind = private.public_key(), serialization.Encoding, serialization.PublicFormat
+        (self.folder / f"{node}.pub").write_bytes(public.public_bytes(encoding.OpenSSH, kind.OpenSSH))
+        return public.public_bytes(encoding.PEM, kind.SubjectPublicKeyInfo).decode()
+
+    def register(self, node: str, *options: str) -> int:
+        """Register the key of a SuperNode, and return its node id."""
+        return int(self._supernode("register", str(self.folder / f"{node}.pub"), "loopback", *options)["node-id"])
+
+    def wait_for(self, ids: dict[str, int]) -> None:
+        """Wait until exactly these SuperNodes are online: name -> node id."""
+
+        def online() -> bool | None:
+            ended = [node for node in ids if self.nodes[node].poll() is not None]
+            assert not ended, (self.folder / f"node-{ended[0]}.log").read_text()[-3000:]
+            nodes = self._supernode("list", "loopback")["nodes"]
+            return {int(row["node-id"]) for row in nodes if row["status"] == "online"} == set(ids.values()) or None
+
+        wait_until(online, self.superlink, READY, "the SuperNodes are online")
+
+    def _supernode(self, *command: str) -> dict:
+        command = ("flwr", "supernode", *command, "--format", "json")
+        done = subprocess.run(command, env=self.environment, timeout=READY, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout)
+
+    def join(self, node: str) -> None:
+        """Start a SuperNode that claims to be clinic-a with partition 0."""
+        self.nodes[node] = self._start(
+            f"node-{node}",
+            *("flower-supernode", "--superlink", f"127.0.0.1:{self.port}"),
+            *("--root-certificates", str(self.folder / "certificate.pem")),
+            *("--auth-supernode-private-key", str(self.folder / f"{node}.key")),
+            *("--host", "127.0.0.1", "--port", str(free_port())),
+            *("--node-config", 'partition-id=0 num-partitions=1 claims="clinic-a"'),
+        )
+
+
+def write_key(file: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> None:
+    file.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+
+
+def write_certificate(certificate: Path, key: Path) -> None:
+    """A certificate of 127.0.0.1 that is its own authority, for a day."""
+    private, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")])
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = (
+        x509.CertificateBuilder(issuer_name=name, subject_name=name, public_key=private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(address, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(private.public_key()), critical=False)
+        .sign(private, hashes.SHA256())
+    )
+    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    write_key(key, private, serialization.PrivateFormat.PKCS8)
+
+
+def test_registered_keys_say_who_a_client_is_whatever_it_claims(tmp_path):
+    """Five SuperNodes claim to be partition 0 of clinic-a. The SuperLink knows the keys of four, the names of three."""
+    audit, state, names = tmp_path / "audit.jsonl", tmp_path / "policy", {node: f"clinic-{node}" for node in "abc"}
+    with Authenticated(tmp_path, num_partitions=1, app=Path(__file__).parent / "claimsapp") as federation:
+        keys = {node: federation.make_key(node) for node in (*names, "nameless", "stranger")}
+        ids = {node: federation.register(node, "--name", name) for node, name in names.items()}
+        ids["nameless"] = federation.register("nameless")
+        for node in keys:
+            federation.join(node)
+        federation.wait_for(ids)
+        assert federation.nodes.pop("stranger").wait(READY) != 0  # the SuperLink does not let it in
+
+        def run(number: int) -> dict:
+            output = tmp_path / f"run-{number}.json"
+            settings = {"state": str(state), "audit": str(audit), "wait": READY, "output": str(output)}
+            federation.run(**settings, num_server_rounds=2, min_clients=2).wait(2 * READY)
+            assert output.exists(), (tmp_path / "run.log").read_text()[-3000:]
+            return json.loads(output.read_text())
+
+        first = run(1)
+        log = (tmp_path / "run.log").read_text()
+        federation.end(federation.nodes["b"], signal.SIGTERM)
+        federation.nodes["b"].wait(READY)
+        federation.join("b")
+        federation.wait_for(ids)
+        second = run(2)
+    # What a ServerApp learns of a node: its id and its name belong to the registered key, also after a restart.
+    for found in (first, second):
+        assert {info["id"]: (info["name"], info["key"]) for info in found["nodes"]} == {
+            ids[node]: (names.get(node, ""), keys[node]) for node in ids
+        }
+        assert len(found["rounds"]) == 2 and found["groups"] == {"name:clinic-a": "north", "name:clinic-b": "south"}
+        for report in found["rounds"]:
+            assert set(report["completed"]) == {"name:clinic-a", "name:clinic-b"} and not report["failed"]
+    before, after = ({info["id"]: info["since"] for info in found["nodes"]} for found in (first, second))
+    assert {node for node in ids if before[ids[node]] != after[ids[node]]} == {"b"}
+    assert Roster.load(state).keys == ["name:clinic-a", "name:clinic-b"]
+
+    # Of the two members one keeps the partition id that both claim. That is no proof, and no identity.
+    holder, other = sorted(("a", "b"), key=ids.__getitem__)
+    refused = f"its claim to be partition:0 is refused: node {ids[holder]} has that identity"
+    standings = {
+        (f"name:clinic-{holder}", str(ids[holder]), "member", "registered under this name"),
+        (f"name:clinic-{other}", str(ids[other]), "member", f"registered under this name; {refused}"),
+        ("name:clinic-c", str(ids["c"]), "excluded", "exclude= names name:clinic-c"),
+        ("partition:0", str(ids["nameless"]), "refused", f"node {ids[holder]} has this identity and is online"),
+    }
+    assert {tuple(row.values()) for row in first["standings"]} == standings
+    assert f"name:clinic-{other} claims to be partition:0, which node {ids[holder]} is: the claim is refused" in log
+    assert f"Node {ids['nameless']} claims to be partition:0, but node {ids[holder]} has this identity" in log
+
+    command = [Path(sys.executable).parent / "fedpick", "audit", audit]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=READY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    runs = [line["changes"] for line in lines if line["kind"] == "members"]
+    assert [{tuple(change.values()) for change in changes} for changes in runs] == [standings, standings]
+    assert [line["round"] for line in lines if line["kind"] == "outcome"] == [1, 2, 3, 4]
 
 
 def test_the_tutorials_federation_trains(tmp_path):

@@ -113,14 +113,17 @@ def test_a_claim_of_an_identity_that_another_node_has_is_refused(caplog):
 
 
 class NamedGrid(FakeGrid):
-    """A grid with authenticated nodes: node id -> registered name."""
+    """A grid with authenticated nodes: node id -> registered name, and when it last came online."""
 
     def __init__(self, nodes, names):
         super().__init__(nodes)
-        self.names = names
+        self.names, self.activated = names, {}
 
     def get_nodes(self):
-        return [SimpleNamespace(node_id=node, name=self.names.get(node, "")) for node in self.get_node_ids()]
+        return [
+            SimpleNamespace(node_id=node, name=self.names.get(node, ""), last_activated_at=self.activated.get(node, ""))
+            for node in self.get_node_ids()
+        ]
 
 
 def test_the_registered_name_counts_and_claims_of_partitions_do_not(caplog):
@@ -137,7 +140,9 @@ def test_the_registered_name_counts_and_claims_of_partitions_do_not(caplog):
     assert "name:clinic-a claims to be partition:0, which node 8 is: the claim is refused" in caplog.text
     assert "Node 1 claims to be partition:0, but node 8 has this identity" in caplog.text  # it has no name
     why = {row.identity: row.why for row in strategy.standings if row.status == "member"}
-    assert why["name:clinic-a"] == "registered under this name"
+    refused = "its claim to be partition:0 is refused: node 8 has that identity"
+    assert why["name:clinic-b"] == "registered under this name"
+    assert why["name:clinic-a"] == f"registered under this name; {refused}"
     assert why["partition:5"] == "its own report, without proof"
 
 
@@ -148,6 +153,33 @@ def test_two_nodes_with_one_registered_name_are_not_one_client(caplog):
     start(strategy, grid, rounds=1)
     assert strategy.roster.keys == ["name:clinic"] and strategy.roster.node_of == {0: 1}
     assert "Node 2 claims to be name:clinic" in caplog.text
+
+
+def test_a_registered_node_that_restarts_is_not_busy_with_what_it_forgot():
+    """It keeps its node id, and may be back before anybody saw that it was gone."""
+    grid = NamedGrid({1: FakeNode(0), 2: FakeNode(1)}, {1: "clinic-a", 2: "clinic-b"})
+    strategy = with_policy(flower.FedAvg(), UNIFORM)
+    start(strategy, grid, rounds=1)
+    grid.nodes[2].mode = "late"
+    start(strategy, grid, rounds=1)
+    grid.waiting.clear()  # the SuperLink has delivered the message and does not deliver it again
+    grid.nodes[2].mode = "good"
+    start(strategy, grid, rounds=1)
+    assert grid.nodes[2].trained == 1  # as far as the server knows, it is still training
+    grid.activated[2] = "later"
+    start(strategy, grid, rounds=1)
+    assert grid.nodes[2].trained == 2
+
+
+def test_a_registered_node_that_restarts_is_asked_again_who_it_is():
+    grid = NamedGrid({1: FakeNode(0), 2: FakeNode(1)}, {1: "clinic-a", 2: "clinic-b"})
+    grid.nodes[2].mode = "late"
+    strategy = with_policy(flower.FedAvg(), UNIFORM)
+    start(strategy, grid, rounds=1)
+    grid.waiting.clear()
+    grid.nodes[2].mode, grid.activated[2] = "good", "later"
+    start(strategy, grid, rounds=1)
+    assert strategy.roster.keys == ["name:clinic-a", "name:clinic-b"] and describe_queries(grid).count(2) == 2
 
 
 def test_excluded_clients_take_no_part_and_the_table_says_why():
@@ -233,7 +265,7 @@ def test_a_size_that_makes_no_sense_is_unknown(size, caplog):
     strategy = with_policy(flower.FedAvg(), fedpick.policies.get("md"), seed=0)
     grid_model = ArrayRecord({"w": Array(np.zeros(1))})
     strategy.configure_train(1, grid_model, ConfigRecord(), grid)
-    assert strategy.session.clients.num_examples.tolist() == [10, 11, 12, 11]  # the mean of the others
+    assert strategy.session.clients.num_examples.tolist() == [10, 11, 12, 11]  # the median of the others
     said = [record.getMessage() for record in caplog.records if "num-examples" in record.getMessage()]
     assert len(said) == 1 and "partition:3" in said[0]
 

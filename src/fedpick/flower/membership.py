@@ -1,8 +1,8 @@
 """Membership: ask Flower's nodes to describe themselves, and know which of them have not answered a message yet.
 
 A SuperNode handles one message at a time. A node that did not answer in time, whatever the message, is busy: no further
-message is sent to it until its answer arrives. Without authentication a node's public key is as short-lived as its node
-id, so it is no identity.
+message is sent to it until its answer arrives, or until it has left and come back. Without authentication a node's
+public key is as short-lived as its node id, so it is no identity. With authentication both survive a restart.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Membership(Members):
     def __init__(self, roster: Roster, settings: Settings, *, labels_for: str | None) -> None:
         super().__init__(roster, settings, labels_for=labels_for)
         self._asked: dict[int, str] = {}  # node id -> id of the describe query it has not answered
+        self._activated: dict[int, str] = {}  # node id -> when it last came online, as the SuperLink says
         self._answers: bool | None = None  # whether the ClientApp answers queries; None: not known yet
         self._mod_error = ""  # why a mod of the ClientApp rejected a query
 
@@ -61,9 +62,26 @@ class Membership(Members):
             late = {message.metadata.reply_to_message_id for message in grid.pull_messages(set(self.busy.values()))}
             self.busy = {index: sent for index, sent in self.busy.items() if sent not in late}
         # Listed after the pull: a node whose end is among the replies must not count as ready.
-        online = list(grid.get_node_ids())
+        infos = node_infos(grid)
+        online = [info.node_id for info in infos] or list(grid.get_node_ids())
+        self._forget_messages_to(self._restarted(infos))
         self._describe(grid, online)
         return online
+
+    def _restarted(self, infos: Iterable[Any]) -> set[int]:
+        """The nodes that left and came back since the last look; with a registered key they keep their node ids."""
+        activated = {info.node_id: getattr(info, "last_activated_at", "") for info in infos}
+        restarted = {node for node, at in activated.items() if self._activated.get(node, at) != at}
+        self._activated |= activated
+        return restarted
+
+    def _forget_messages_to(self, nodes: Collection[int]) -> None:
+        """Expect no answers from these nodes: the SuperLink neither sends a message twice nor answers in their place.
+
+        It does answer with an error while a node is offline, but a restart can be over before the next look.
+        """
+        self.busy = {index: sent for index, sent in self.busy.items() if self.roster.node_of.get(index) not in nodes}
+        self._asked = {node: sent for node, sent in self._asked.items() if node not in nodes}
 
     @property
     def answers_queries(self) -> bool:
