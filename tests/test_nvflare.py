@@ -142,6 +142,24 @@ def test_long_updates_are_clipped():
     assert np.abs(federation._params["w"]).max() < 5
 
 
+def test_a_size_in_a_result_is_bounded_at_once():
+    federation = job(count=21, num_rounds=1)
+    for client in federation.clients.values():
+        client.target = 0.0
+    federation.clients["site-21"].target, federation.clients["site-21"].num_examples = 2.0, 2**53
+    federation.run()
+    assert federation._params["w"][0] == pytest.approx(np.exp(2.4) / (20 + np.exp(2.4)))
+
+
+def test_errors_that_come_at_once_make_no_client_slow():
+    federation = job(num_rounds=1)
+    for name in ("site-1", "site-2"):
+        federation.clients[name].fault = "raises"
+    federation.seconds = {"site-3": 30.0, "site-4": 40.0}
+    federation.run()
+    assert federation._driver.roster.strikes == [0] * 4
+
+
 def test_eligible_clients_only():
     federation = job(eligible=["name:site-1", "name:site-3"])
     federation.run()

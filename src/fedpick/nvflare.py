@@ -240,8 +240,10 @@ class PolicyController(ModelController):  # type: ignore[misc]  # NVFlare has no
         self._driver.progress.steps.append(step)
         tokens = dict(zip(names, self._members.roster.nodes(clients), strict=True))
         seconds = {tokens[name]: answered[name] for name in answered if name in tokens}
-        self._driver.note_pace(list(tokens.values()), seconds, waited, timeout)
-        return results, set(answered) - set(results)
+        failed = set(answered) - set(results)
+        errors = [tokens[name] for name in failed if name in tokens]
+        self._driver.note_pace(list(tokens.values()), seconds, waited, timeout, errors)
+        return results, failed
 
     def _process_result(self, client_task: Any, fl_ctx: Any) -> None:
         """Note who answered, also with an error, of which NVFlare does not tell a controller."""

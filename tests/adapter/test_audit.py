@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -133,3 +134,10 @@ def test_a_killed_writer_leaves_a_log_that_continues(tmp_path):
     process.join()
     AuditLog(path, LOG).write("resumed")
     assert not check(path).sentence and check(path).lines > 3
+
+
+def test_mappings_of_any_kind_are_objects(tmp_path):
+    audit = AuditLog(tmp_path / "audit.jsonl", LOG)
+    audit.write("choice", diagnostics=MappingProxyType({"tier": 2, "inner": MappingProxyType({"x": np.float32(0.5)})}))
+    (row,) = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
+    assert row["diagnostics"] == {"tier": 2, "inner": {"x": 0.5}}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import resource
 import subprocess
@@ -149,6 +150,14 @@ def test_compare_shows_what_liars_captured(fedpick):
     code, _, err = fedpick("compare", "--dataset", "digits", *small, "--attack", "bribe")
     assert code == 2
     assert "inflate" in err
+
+
+def test_the_help_of_attack_names_every_kind():
+    from fedpick.cli.experiments import compare
+    from fedpick.sim.attacks import KINDS
+
+    option = inspect.signature(compare, eval_str=True).parameters["attack"].annotation.__metadata__[0]
+    assert all(f" {kind}" in option.help for kind in KINDS)
 
 
 def test_a_failing_run_has_code_1(fedpick, monkeypatch):

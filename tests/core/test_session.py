@@ -21,6 +21,7 @@ from fedpick import Clients, Outcome, Policy, Probe, Selection, Session, Signal
 from fedpick.core import checkpoint
 from fedpick.core import state as states
 from fedpick.core.errors import InvalidInput, InvalidSelection, MissingSignal, OutOfOrder, StateFileError
+from fedpick.core.guard import guard_of
 from fedpick.core.session import SESSION_FILE
 from fedpick.core.state import derived, per_client
 
@@ -592,3 +593,22 @@ def test_a_state_of_other_clients_is_not_restored():
     with pytest.raises(StateFileError, match=r"has the shape \(5,\), which is not for the 9 clients"):
         many.restore(*states.split(few.state), round=0)
     assert len(many.state.loss) == 9
+
+
+def test_a_loaded_session_may_have_another_guard(tmp_path):
+    policy, clients = fedpick.policies.get("rpow-d"), Clients(num_examples=np.ones(10))
+    session = Session(policy, clients, guard="mild")
+    selection = session.ask(budget=10)
+    told = np.where(selection.clients == 3, 1e6, 1.0)
+    session.tell(Outcome(index=0, clients=selection.clients, completed=np.ones(10, bool), train_loss=told))
+    session.save(tmp_path)
+    for guard in ("strict", fedpick.Guard(most_places=2.0), "off", None):
+        again = Session.load(tmp_path, guard=guard)
+        assert again.guard == guard_of("mild" if guard is None else guard)
+        np.testing.assert_array_equal(again.credibility, np.ones(10) if guard == "off" else session.credibility)
+        chosen = again.ask(budget=5).clients
+        again.tell(Outcome(index=1, clients=chosen, completed=np.ones(5, bool), train_loss=np.ones(5)))
+        again.grow(Clients(num_examples=np.ones(12)))
+        assert guard != "strict" or 3 not in chosen
+    with pytest.raises(InvalidInput, match="guard must be"):
+        Session.load(tmp_path, guard="harsh")

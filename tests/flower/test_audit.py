@@ -13,7 +13,7 @@ from fedpick.adapter.audit import check
 from fedpick.core.errors import InvalidInput, StateFileError
 from fedpick.flower import legacy, with_policy
 from tests.flower import test_legacy as older
-from tests.flower.fake_grid import UNIFORM, federation, node_of, start
+from tests.flower.fake_grid import UNIFORM, alter, federation, node_of, start, with_metric, with_targets
 
 
 def lines_of(path) -> list[dict]:
@@ -40,6 +40,7 @@ def test_a_round_can_be_decided_again_from_its_lines(tmp_path):
         mask = np.array([name in choice["available"] for name in names])
         again = session.ask(available=mask, budget=choice["budget"], measure=measure)
         assert [names[k] for k in again.clients] == choice["cohort"] == [names[k] for k in made.clients]
+        assert choice["diagnostics"] == dict(made.diagnostics)
         assert outcome["cohort"] == choice["cohort"] and sum(outcome["weights"]) == pytest.approx(1)
         session.tell(
             fedpick.Outcome(index=session.round, clients=again.clients, completed=np.array(outcome["completed"]))
@@ -77,3 +78,24 @@ def test_the_older_api_writes_the_same_log(tmp_path):
     path = tmp_path / "audit.jsonl"
     older.start(legacy.with_policy(older.fedavg(), UNIFORM, budget=2, audit=path), older.clients(4), rounds=2)
     assert [row["kind"] for row in lines_of(path)] == ["open", "members", *["choice", "outcome"] * 2]
+
+
+def test_the_guard_in_force_and_what_it_did_are_in_the_log_with_names(tmp_path):
+    path, recent = tmp_path / "audit.jsonl", fedpick.policies.get("rpow-d")
+    for guard in ("mild", "strict"):
+        grid = with_targets(8)
+        for node in grid.nodes.values():
+            alter(node, "train", with_metric("train_loss", 1e4 if node.partition == 3 else 1.0))
+        options = {"guard": guard, "audit": path, "state": tmp_path / guard}
+        for budget in (8, 7):
+            strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), recent, budget=budget, **options)
+            start(strategy, grid, rounds=1)
+    restarted = with_policy(flower.FedAvg(), recent, guard="strict", audit=path, state=tmp_path / "mild")
+    rows = lines_of(path)
+    assert [row["guard"]["exclude"] for row in rows if row["kind"] == "open"] == [False, False, True, True, True]
+    assert restarted.session.guard.exclude
+    choices, outcomes = ([row for row in rows if row["kind"] == kind] for kind in ("choice", "outcome"))
+    assert [row["refused"] for row in outcomes] == [[], [], ["partition:3"], []]
+    assert [row["notes"].get("lost_credibility") for row in outcomes] == [["partition:3"], None] * 2
+    assert [row["diagnostics"].get("distrusted") for row in choices] == [None, ["partition:3"]] * 2
+    assert outcomes[2]["completed"].count(False) == 1 and not check(path).sentence

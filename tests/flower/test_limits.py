@@ -11,7 +11,16 @@ import fedpick
 from fedpick.core.errors import InvalidInput, TrainingFailed
 from fedpick.core.record import Callback
 from fedpick.flower import answer_probes, with_policy
-from tests.flower.fake_grid import UNIFORM, FakeGrid, alter, federation, node_of, start, with_metric
+from tests.flower.fake_grid import (
+    UNIFORM,
+    FakeGrid,
+    alter,
+    errors_become_replies,
+    federation,
+    node_of,
+    start,
+    with_metric,
+)
 from tests.flower.test_strategy import rewrite_roster
 
 
@@ -227,6 +236,30 @@ def test_a_deadline_that_is_short_for_all_is_no_clients_fault(clock):
     assert strategy.roster.strikes == [0] * 4
 
 
+def test_a_client_far_slower_than_most_is_asked_less_whatever_the_deadline(clock):
+    grid = PacedGrid(federation(5).nodes, clock, {0: 10.0, 1: 2844.0, 2: 11.0, 3: 12.0, 4: 40.0})
+    reports = []
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM, train_timeout=3600.0, progress=reports.append)
+    start(strategy, grid, rounds=4)
+    assert [report.round for report in reports if report.over and "partition:1" in report.cohort] == [1, 3]
+    assert strategy.roster.strikes == [0, 4, 0, 0, 0]
+    (slow,) = [row for row in strategy.standings if row.status == "slow"]
+    assert slow.identity == "partition:1" and slow.why == "much slower than most; rests until round 7"
+
+
+def test_neither_errors_nor_a_look_for_messages_make_others_slow(clock):
+    grid = PacedGrid(federation(5).nodes, clock, {3: 30.0, 4: 40.0})
+    for partition in range(3):
+        node_of(grid, partition).app = errors_become_replies(None)  # fails at once
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM, key=lambda node, told: None)
+    start(strategy, grid, rounds=1)
+    assert strategy.roster.strikes == [0] * 5
+    grid = PacedGrid(federation(4).nodes, clock, {0: 0.1, 1: 0.1, 2: 0.1, 3: 4.0})
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM)
+    start(strategy, grid, rounds=1)
+    assert strategy.roster.strikes == [0] * 4
+
+
 def test_slow_clients_train_if_there_are_no_others(clock):
     grid = PacedGrid(federation(2).nodes, clock, {1: 99.0})
     strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM, train_timeout=100.0)
@@ -236,14 +269,17 @@ def test_slow_clients_train_if_there_are_no_others(clock):
     assert [len(selection.clients) for selection in strategy.history] == [2, 1, 1]
 
 
+class Seeing(Callback):
+    """Keeps the durations of the last round, in the order of the table."""
+
+    durations = None
+
+    def on_round(self, record):
+        self.durations = record.outcome.duration[np.argsort(record.outcome.clients)]
+
+
 @pytest.mark.parametrize("told", [None, 5.0])
 def test_the_servers_clock_counts_where_a_client_says_nothing_or_was_slow(clock, told):
-    class Seeing(Callback):
-        durations = None
-
-        def on_round(self, record):
-            self.durations = record.outcome.duration[np.argsort(record.outcome.clients)]
-
     grid, seeing = PacedGrid(federation(3).nodes, clock, {0: 10.0, 1: 99.0, 2: 20.0}), Seeing()
     for node in grid.nodes.values():
         if told is not None:
@@ -252,6 +288,23 @@ def test_the_servers_clock_counts_where_a_client_says_nothing_or_was_slow(clock,
     start(strategy, grid, rounds=1)
     expected = [10.0, 99.0, 20.0] if told is None else [5.0, 99.0, 5.0]
     np.testing.assert_allclose(seeing.durations, expected, atol=1.1)
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds", "expected"),
+    [
+        ([9.0, 0.001, 18.0, 9.0], [10.0, 12.0, 20.0, 10.0], [9.0, 12.0, 18.0, 9.0]),
+        ([9.0, 0.0, 18.0, 0.0], [10.0, 12.0, 20.0, 10.0], [9.0, 0.0, 18.0, 0.0]),  # half of them: whom to believe?
+        ([9.0, 3.0, 18.0, 9.0], [10.0, 12.0, 20.0, 10.0], [9.0, 3.0, 18.0, 9.0]),
+        ([1.0, 1.0, 1.0, 1.0], [1.0, 7.0, 14.0, 20.0], [1.0, 1.0, 1.0, 1.0]),  # one machine trains one after another
+    ],
+)
+def test_a_client_that_says_it_trained_in_no_time_is_not_believed(clock, told, seconds, expected):
+    grid, seeing = PacedGrid(federation(4).nodes, clock, dict(enumerate(seconds))), Seeing()
+    for node in grid.nodes.values():
+        alter(node, "train", with_metric("train-time", told[node.partition]))
+    start(with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM, record=seeing), grid, rounds=1)
+    np.testing.assert_allclose(seeing.durations, expected, rtol=0.1)
 
 
 def slow_in_training(grid, partition):

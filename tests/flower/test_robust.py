@@ -10,11 +10,22 @@ from flwr.serverapp import strategy as flower
 
 import fedpick
 from fedpick.adapter.arrays import clipped, update_norm
+from fedpick.core.guard import guard_of
 from fedpick.core.record import Callback
 from fedpick.flower import legacy, with_policy
 from fedpick.sim.robust import clip_norms
 from tests.flower import test_legacy as older
-from tests.flower.fake_grid import UNIFORM, alter, federation, node_of, start, with_arrays, with_metric, with_targets
+from tests.flower.fake_grid import (
+    UNIFORM,
+    alter,
+    federation,
+    node_of,
+    start,
+    unaware,
+    with_arrays,
+    with_metric,
+    with_targets,
+)
 
 EQUAL = fedpick.policies.get("uniform", weighting="equal")
 RECENT = fedpick.policies.get("rpow-d")
@@ -151,3 +162,48 @@ class Completed(Callback):
 
     def on_round(self, record):
         self.refused.append(record.outcome.clients[~record.outcome.completed].tolist())
+
+
+GIANT = 2**53
+
+
+def bounded_share(guard: str, sizes: list[float]) -> float:
+    """The last client's share of the weight, with bounded sizes."""
+    bounded = guard_of(guard).sizes(fedpick.Clients(num_examples=np.array(sizes, dtype=float)))[0].num_examples
+    return bounded[-1] / bounded.sum()
+
+
+@pytest.mark.parametrize("guard", ["mild", "strict"])
+@pytest.mark.parametrize(("policy", "weights"), [("uniform", "policy"), ("tifl", "policy"), ("uniform", "ignored")])
+def test_a_size_in_a_train_reply_is_bounded_at_once(policy, weights, guard):
+    """The client told a usual size until it was chosen."""
+    grid = federation(21)
+    for node in grid.nodes.values():
+        node.target = 2.0 if node.partition == 20 else 0.0  # the new model is the weight of the last client
+        alter(node, "train", with_metric("train_loss", 1.0))
+    alter(node_of(grid, 20), "train", with_metric("num-examples", GIANT))
+    options = {"budget": 21, "guard": guard, "weights": weights}
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), fedpick.policies.get(policy), **options)
+    got = start(strategy, grid, rounds=1).arrays["w"].numpy()
+    assert got[0] == pytest.approx(bounded_share(guard, [*range(10, 30), GIANT])) and got[0] < 0.4
+
+
+@pytest.mark.parametrize("weights", ["policy", "ignored"])
+def test_a_size_in_a_result_of_the_older_api_is_bounded_at_once(weights):
+    members = older.clients(21)
+    for member in members:
+        member.result = [np.full(3, float(member.number == 20))]
+    members[20].size = GIANT
+    model = older.start(legacy.with_policy(older.fedavg(), UNIFORM, weights=weights), members, rounds=1)
+    assert model[0][0] == pytest.approx(bounded_share("mild", [*range(10, 30), GIANT]))
+
+
+def test_one_false_size_does_not_become_that_of_clients_that_told_none():
+    """Most clients of a federation without `answer_probes` have not told a size yet. The bound needs theirs."""
+    grid = unaware(federation(21))
+    liar = grid.nodes[min(grid.nodes)]
+    alter(liar, "train", with_metric("num-examples", GIANT))
+    strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM, budget=5, seed=3)
+    start(strategy, grid, rounds=6)
+    assert GIANT in strategy.roster.num_examples
+    assert sum(np.isnan(strategy.roster.num_examples)) > 1 and strategy._driver.clients.num_examples.max() < 400

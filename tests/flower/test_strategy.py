@@ -12,6 +12,7 @@ from flwr.serverapp import strategy as flower
 import fedpick
 from fedpick.core.checkpoint import pack, unpack
 from fedpick.core.errors import InvalidInput, StateFileError, TrainingFailed
+from fedpick.core.guard import guard_of
 from fedpick.flower import with_policy
 from tests.flower.fake_grid import (
     INFINITY,
@@ -25,6 +26,8 @@ from tests.flower.fake_grid import (
     node_of,
     start,
     with_arrays,
+    with_metric,
+    with_targets,
 )
 
 
@@ -128,6 +131,41 @@ def test_a_state_of_another_policy_or_seed_is_not_resumed(tmp_path):
         with_policy(flower.FedAvg(), uniform, budget=2, seed=5, state=tmp_path)
     with pytest.raises(StateFileError, match="of the policy 'uniform'"):
         with_policy(flower.FedAvg(), fedpick.policies.get("md"), budget=2, seed=4, state=tmp_path)
+
+
+def test_a_resumed_federation_has_the_guard_that_is_given(tmp_path, caplog):
+    recent = fedpick.policies.get("rpow-d")
+
+    def run(guard, budget=12, rounds=2):
+        grid = with_targets(12)
+        liar = node_of(grid, 3)
+        for node in grid.nodes.values():
+            alter(node, "train", with_metric("train_loss", 1e4 if node is liar else 1.0))
+        inner, options = flower.FedAvg(fraction_evaluate=0.0), {"budget": budget, "state": tmp_path}
+        strategy = with_policy(inner, recent, guard=guard, **options)
+        start(strategy, grid, rounds=rounds)
+        return strategy, liar
+
+    first, liar = run("mild")
+    assert first.session.credibility[3] < 0.5 and liar.trained == 2
+    caplog.clear()
+    again, liar = run("strict", budget=11)
+    assert again.session.guard == guard_of("strict")
+    assert "was saved with Guard(" in caplog.text and "from round 3 on it is Guard(" in caplog.text
+    assert liar.trained == 0 and again.session.credibility[3] < 0.5  # what the mild guard learned still counts
+    assert all(len(selection.clients) == 11 for selection in again.history)
+    caplog.clear()
+    bound = fedpick.Guard(exclude=True, newcomers=True, most_size=3.0, most_places=2.0)
+    third, _ = run(bound, budget=11)
+    assert third.session.guard == bound and third.session._guard.places.max() > 0
+    caplog.clear()
+    run(bound, budget=11)
+    assert "was saved with" not in caplog.text
+    off, liar = run("off")
+    assert liar.trained == 2 and off.session.credibility.tolist() == [1.0] * 12
+    again, _ = run("strict", budget=6, rounds=1)
+    assert again.session.guard.exclude and again.session.round == 11
+    assert "not_offered" not in again.history[0].diagnostics  # nobody is a newcomer
 
 
 def test_a_round_that_was_broken_off_counts_as_failed():

@@ -23,6 +23,7 @@ import os
 import re
 import sys
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -186,7 +187,7 @@ def open_log(path: str | Path, log: logging.Logger) -> AuditLog:
 
 def _plain(value: Any) -> Any:
     """A value as JSON can hold it. NaN and infinities are null."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         return _plain(value.tolist())

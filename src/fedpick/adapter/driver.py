@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -101,6 +101,7 @@ class Driver:
         self._warned: set[str] = set()
         self._due: RoundRecord | None = None  # not recorded yet: its evaluation is still to come
         self._recording = False
+        self._refused: list[str] = []  # whose updates the strict guard left out of this round
         self._probes: list[dict[str, Any]] = []  # what the policy asked in this round, and the answers
         if settings.path is not None:
             self._resume(settings.path)
@@ -114,7 +115,7 @@ class Driver:
                 policy=registry.name_of(policy) or type(policy).__name__,
                 parameters=registry.parameters(policy),
                 seed=settings.seed,
-                guard=asdict(guard_of(settings.guard)),
+                guard=asdict(guard),
                 next_round=self.round + 1,
             )
 
@@ -135,6 +136,12 @@ class Driver:
                 f"The files in {path} do not belong together: {ROSTER_FILE} has {len(roster.keys)} clients, the "
                 f"session {len(session.clients)}. Restore the right ones, or choose another directory to start anew."
             )
+        if session.guard != (guard := guard_of(self.settings.guard)):
+            self.settings.log.warning(
+                "The state in %s was saved with %r; from round %d on it is %r.",
+                *(path, session.guard, session.round + 1, guard),
+            )
+            session = Session.load(path, policy=self.policy, provides=PROVIDES, guard=guard)
         session.watch = None
         self.session, self.roster = session, roster
 
@@ -142,6 +149,12 @@ class Driver:
     def round(self) -> int:
         """The round that is asked next, from 0."""
         return 0 if self.session is None else self.session.round
+
+    @property
+    def clients(self) -> Clients:
+        """The table with the sizes of the latest replies, bounded by the guard."""
+        table = self.roster.clients()
+        return table if self.session is None else self.session.guard.sizes(table)[0]
 
     def announce(self, first: str = "", further: str = "") -> None:
         """Log the policy, its settings and a resumed state: before the first round. The arguments precede the lines."""
@@ -174,7 +187,7 @@ class Driver:
                 why = f"its reports are not credible ({credibility[index]:.2f})"
                 row = replace(row, status="distrusted", why=why)
             elif index is not None and self.roster.rests_until[index] > self.round:
-                why = f"nearly missed deadlines; rests until round {self.roster.rests_until[index] + 1}"
+                why = f"much slower than most; rests until round {self.roster.rests_until[index] + 1}"
                 row = replace(row, status="slow", why=why)
             rows.append(row)
         return sorted(rows, key=lambda row: (row.identity, row.node))
@@ -216,7 +229,7 @@ class Driver:
 
         selection = self.session.ask(available=available, budget=settings.asked(limit), measure=measure)
         self._asked_at = time.monotonic()
-        self._took, self._slow = {}, set()
+        self._took, self._slow, self._refused = {}, set(), []
         self._seconds["select"] = self._asked_at - started - self._seconds["measure"]
         self.selection, self._available = selection, available
         self.most = len(selection.clients) if limit is None else min(limit, len(selection.clients))
@@ -254,9 +267,13 @@ class Driver:
             cohort=self.roster.names(selection.clients),
             weights=selection.weights,
             renormalize=selection.renormalize,
-            diagnostics=self.history[-1].diagnostics,
+            diagnostics=self._with_names(self.history[-1].diagnostics),
         )
         self.roster.news, self._probes = [], []
+
+    def _with_names(self, notes: Mapping[str, Any]) -> dict[str, Any]:
+        """The notes of the guard and the policy with names for the guard's lists of clients."""
+        return {name: self.roster.names(value) if name in _LISTS else value for name, value in notes.items()}
 
     def _measure(self, probe: Probe, model: Arrays, questions: Questions) -> NDArray[np.float64]:
         if probe.signal is Signal.UPDATE:
@@ -266,7 +283,7 @@ class Driver:
         if probe.trial is not None:
             found = self._trial_updates(probe.trial.clients, model, questions)
             completed = np.array([update is not None for update in found], dtype=bool)
-            weights = self.settings.aggregation_weights(probe.trial, completed, self.roster.clients())
+            weights = self.settings.aggregation_weights(probe.trial, completed, self.clients)
             usable = [update for update in found if update is not None]
             arrays = apply_updates(model, usable, weights[completed], self.settings.buffers)
         values = questions.losses(probe.clients, arrays, probe.batch_size)
@@ -317,6 +334,7 @@ class Driver:
         for place in np.flatnonzero(completed & ~self.session.judge(outcome).completed).tolist():
             trained[place] = None
             name = self.roster.keys[int(chosen[place])]
+            self._refused.append(name)
             self.settings.log.warning("The reports of %s are in doubt: its update does not enter the model.", name)
 
     def weigh(
@@ -328,7 +346,7 @@ class Driver:
         w + c (w_i - w): the mean is then w + sum of a_i (w_i - w). An update that overflows when it is scaled counts as
         failed, which may change the weights of the others: `trained` and `wrong` say so afterwards.
         """
-        clients, changed = self.roster.clients(), self._clip(model, trained)
+        clients, changed = self.clients, self._clip(model, trained)
         while True:
             completed = np.array([new is not None for new in trained], dtype=bool)
             weights = self.settings.aggregation_weights(selection, completed, clients)
@@ -369,7 +387,7 @@ class Driver:
         """The new model, None if there is no step, and (k,) the weights: for adapters without a strategy."""
         self._clip(model, trained)
         completed = np.array([new is not None for new in trained], dtype=bool)
-        weights = self.settings.aggregation_weights(selection, completed, self.roster.clients())
+        weights = self.settings.aggregation_weights(selection, completed, self.clients)
         if not weights.sum() > 0:
             return None, weights
         updates = [difference(new, model) for new in trained if new is not None]
@@ -393,20 +411,29 @@ class Driver:
         rng = stream(self.settings.seed, self.round, Purpose.MEASURE)
         return [order[place] for place in np.sort(sample_uniform(np.ones(len(order), dtype=bool), size, rng))]
 
-    def note_pace(self, nodes: Sequence[Node], seconds: Mapping[Node, float], waited: float, deadline: float) -> None:
-        """Note after how many seconds nodes answered; those that nearly missed the deadline are asked less.
+    def note_pace(
+        self,
+        nodes: Sequence[Node],
+        seconds: Mapping[Node, float],
+        waited: float,
+        deadline: float,
+        failed: Collection[Node] = (),
+    ) -> None:
+        """Note after how many seconds nodes answered; those that are much slower than most are asked less.
 
         Args:
             nodes: that were asked.
             seconds: node -> when its answer came, by the server's clock; nodes that did not answer are missing.
             waited: how long the exchange took.
             deadline: how long it could have taken.
+            failed: nodes whose answer is an error, which may come at once and tells nothing about the others.
         """
         asked = [node for node in nodes if node in self.roster.index_of_node]
         clients = self.roster.indices(asked)
         took = np.array([seconds.get(node, math.nan) for node in asked], dtype=np.float64)
         self._took = dict(zip(clients, took.tolist(), strict=True))
-        self._slow = set(self.roster.note_pace(clients, took, waited, deadline, self.round))
+        errors = np.array([node in failed for node in asked], dtype=bool)
+        self._slow = set(self.roster.note_pace(clients, took, errors, waited, deadline, self.round))
         for index in sorted(self._slow):
             self.settings.log.warning(
                 "%s took %.1f s of at most %.1f s, much longer than most: it is not asked until round %d.",
@@ -448,10 +475,11 @@ class Driver:
         index, chosen = self.session.round, selection.clients
         reports |= {"late": missed & ~cancelled, "cancelled": cancelled}
         outcome = Outcome(index=index, clients=chosen, completed=completed, **reports)
-        selection = with_notes(selection, self.session.tell(outcome))
+        notes = self.session.tell(outcome)
+        selection = with_notes(selection, notes)
         self.selection = None
         if self._audit is not None:  # before the state is saved, which must not be ahead of the log
-            self._write_outcome(self._audit, outcome, weights)
+            self._write_outcome(self._audit, outcome, weights, notes)
         self.roster.note_selected(selection.clients, outcome.index)
         self._warn_of_missing_reports(outcome)
         if self.settings.record is not None:
@@ -470,8 +498,10 @@ class Driver:
             self._save()
         self.progress.finish(completed.tolist(), missed.tolist())
 
-    def _write_outcome(self, audit: AuditLog, outcome: Outcome, weights: NDArray[np.float64] | None) -> None:
-        """Write who completed, with which reports and weights, to the audit log."""
+    def _write_outcome(
+        self, audit: AuditLog, outcome: Outcome, weights: NDArray[np.float64] | None, notes: Mapping[str, Any]
+    ) -> None:
+        """Write who completed, with which reports and weights, and what the guard did, to the audit log."""
         reports: dict[str, Any] = {
             name: values
             for name in ("loss", "train_loss", "loss_rms", "duration", "update_norm")
@@ -487,16 +517,30 @@ class Driver:
             late=outcome.late | outcome.cancelled,
             weights=weights,
             reports=reports,
+            refused=self._refused,
+            notes=self._with_names(notes),
         )
         audit.note()
 
     def _durations(
         self, selection: Selection, missed: NDArray[np.bool_], told: NDArray[np.float64] | None
     ) -> NDArray[np.float64]:
-        """(k,) seconds: as the clients report them; as the server saw them if they report none, or were slow."""
+        """(k,) seconds: as the clients report them; as the server saw them if they report none, too few, or were slow.
+
+        A client that trained longer than it says looks fast to a policy. A report below a tenth of the server's time
+        does not count, unless most of the cohort report less than half of it: many clients on one machine wait for
+        their turn, and the server's clock counts that too.
+        """
         seen = np.array([self._took.get(int(index), math.nan) for index in selection.clients])
         slow = np.array([int(index) in self._slow for index in selection.clients], dtype=bool)
-        durations = seen if told is None else np.where(np.isnan(told) | slow, seen, told)
+        if told is None:
+            durations = seen
+        else:
+            share = np.divide(told, seen, out=np.full(len(seen), math.nan), where=seen > 0)
+            known = share[~np.isnan(share)]
+            if len(known) and np.median(known) >= 0.5:
+                slow |= share < _LEAST_SHARE
+            durations = np.where(np.isnan(told) | slow, seen, told)
         return np.where(missed, time.monotonic() - self._asked_at, durations)
 
     def _save(self) -> None:
@@ -588,6 +632,10 @@ def _norms(trained: Sequence[Arrays | None], model: Arrays) -> NDArray[np.float6
     return np.array([math.nan if new is None else update_norm(new, model) for new in trained], dtype=np.float64)
 
 
+_LEAST_SHARE = 0.1
+"""The smallest believable share of a client's own time in the time that the server measured."""
+_LISTS = ("distrusted", "lost_credibility", "regained_credibility")
+"""Notes of the guard that are lists of clients."""
 _LISTED = 1000
 """An audit log names at most this many available clients per round; of more it holds a hash."""
 

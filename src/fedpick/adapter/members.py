@@ -42,6 +42,9 @@ _PAUSES = (0.05, 1.0)
 """The first and the longest pause, in seconds, between two looks at the federation."""
 _NEARLY_LATE = 0.8
 """The share of a deadline from which on a client may be slow."""
+_FAR_SLOWER, _LEAST_SLOW = 10.0, 10.0
+"""Times the typical time from which on a client is slow whatever the deadline, if it also takes this many seconds: a
+client looks for messages only every few seconds."""
 _MOST_STRIKES = 12
 _MAX_LABELS = 2**16
 """The largest width of a label histogram: with 1,000 clients the table takes half a gigabyte."""
@@ -115,7 +118,7 @@ class Roster:
     last: list[int] = field(default_factory=list)
     """The last round for which each client was selected; -1: never."""
     strikes: list[int] = field(default_factory=list)
-    """Two for every exchange whose deadline a client nearly missed, one less for every other answer."""
+    """Two for every exchange in which a client was slow, one less for every other answer."""
     rests_until: list[int] = field(default_factory=list)
     """The round from which on a slow client is asked again."""
     groups: list[str] = field(default_factory=list)
@@ -169,13 +172,14 @@ class Roster:
             self.index_of_node[node] = index
 
     def clients(self) -> Clients:
-        """The table for the policy; an unknown size is the mean of the known ones.
+        """The table for the policy; an unknown size is the median of the known ones, the lower one of two.
 
         Clients without a group are one group together, unless no client has one.
         """
         sizes = np.array(self.num_examples)
         known = sizes[np.isfinite(sizes)]
-        sizes = np.where(np.isfinite(sizes), sizes, known.mean() if len(known) else 1.0)
+        typical = np.quantile(known, 0.5, method="lower") if len(known) else 1.0
+        sizes = np.where(np.isfinite(sizes), sizes, typical)
         if not sizes.sum() > 0:
             sizes = np.ones(len(sizes))
         numbers = {name: number for number, name in enumerate(dict.fromkeys(self.groups))}
@@ -241,26 +245,36 @@ class Roster:
         return rested & (selections < math.ceil(max_share * (round + 1) - 1e-9))
 
     def note_pace(
-        self, clients: Sequence[int], seconds: NDArray[np.float64], waited: float, deadline: float, round: int
+        self,
+        clients: Sequence[int],
+        seconds: NDArray[np.float64],
+        failed: NDArray[np.bool_],
+        waited: float,
+        deadline: float,
+        round: int,
     ) -> list[int]:
-        """Let clients rest that nearly missed a deadline which most others met easily; return them.
+        """Let clients rest that are much slower than most others; return them.
 
-        A client rests for 1, 3, 7, ... at most 63 rounds as it is slow again and again. A deadline that is short for
-        most clients is no fault of theirs: slow is twice the typical time or more.
+        A client rests for 1, 3, 7, ... at most 63 rounds as it is slow again and again. Slow is ten times the typical
+        time, or twice that time for a client that nearly missed the deadline. A deadline that is short for most
+        clients is therefore no fault of theirs.
 
         Args:
             clients: that were asked.
             seconds: (k,) after which each answered; NaN: it did not.
+            failed: (k,) whose answer is an error; their times are not typical.
             waited: seconds after which the exchange ended.
             deadline: seconds after which it had to end.
             round: the round of the exchange.
         """
         answered = ~np.isnan(seconds)
-        if not answered.any():
+        good = np.sort(seconds[answered & ~failed])
+        if not len(good):
             return []
         took = np.where(answered, seconds, waited)
-        typical = float(np.sort(seconds[answered])[(np.count_nonzero(answered) - 1) // 2])
+        typical = float(good[(len(good) - 1) // 2])
         late = (took >= _NEARLY_LATE * deadline) & (took >= 2 * typical)
+        late |= took >= max(_FAR_SLOWER * typical, _LEAST_SLOW)
         slow = []
         for index, is_slow, did_answer in zip(clients, late.tolist(), answered.tolist(), strict=True):
             if is_slow:
@@ -454,7 +468,7 @@ class Members:
         if self._labels_for is None:
             for fields in usable.values():
                 fields.pop("label-histogram", None)
-        refused = {} if self.newest_counts else self._refuse_claims(keys, usable, online)
+        refused, denied = ({}, {}) if self.newest_counts else self._refuse_claims(keys, usable, online)
         self.roster.admit({node: (keys[node], fields) for node, fields in usable.items()})
         for node in usable:
             if (index := self.roster.index_of_node.get(node)) is not None:
@@ -462,7 +476,8 @@ class Members:
         for node, holder in refused.items():  # asked again when the holder is gone
             self.roster.replaced[node] = self.roster.index_of_node[holder]
         for node in usable:
-            self.roster.note_standing(node, keys[node], "member", _PROOFS[keys[node].partition(":")[0]])
+            proof = _PROOFS[keys[node].partition(":")[0]]
+            self.roster.note_standing(node, keys[node], "member", "; ".join(filter(None, [proof, denied.get(node)])))
         for node in usable:  # after a restart the answer to an old message never comes
             self.busy.pop(self.roster.index_of_node.get(node, -1), None)
         self._warn_of_odd_histograms()
@@ -472,13 +487,17 @@ class Members:
 
     def _refuse_claims(
         self, keys: Mapping[Node, str], usable: dict[Node, dict[str, Any]], online: Collection[Node]
-    ) -> dict[Node, Node]:
-        """Remove the nodes that claim the identity of another that is online: -> node -> the holder.
+    ) -> tuple[dict[Node, Node], dict[Node, str]]:
+        """Remove the nodes that claim the identity of another that is online, and the partition ids of others.
 
-        A registered node keeps its name, and loses a partition id that another node has. Registered nodes come first,
-        so that no claim precedes them.
+        A registered node keeps its name, and loses a partition id that another node has. Of the nodes that describe
+        themselves at the same time, the registered ones come first.
+
+        Returns:
+            Removed node -> the holder of its identity; and registered node -> which claim of it was refused.
         """
         refused: dict[Node, Node] = {}
+        denied: dict[Node, str] = {}
         for node in sorted(usable, key=lambda node: (not keys[node].startswith("name:"), node)):
             holder = self._holders.get(keys[node], node)
             if holder != node and holder in online and (holder in usable or holder in self.roster.index_of_node):
@@ -498,12 +517,13 @@ class Members:
             holder = self._holders.get(partition, node)
             if holder != node and holder in online:
                 del usable[node]["partition-id"]
+                denied[node] = f"its claim to be {partition} is refused: node {holder} has that identity"
                 self.settings.log.warning(
                     "%s claims to be %s, which node %s is: the claim is refused.", keys[node], partition, holder
                 )
             else:
                 self._holders[partition] = node
-        return refused
+        return refused, denied
 
     def _why_excluded(self, key: str, info: Any, fields: Mapping[str, Any]) -> str:
         """Why the server's settings leave out a client; empty if they do not."""

@@ -130,7 +130,7 @@ def compare(
     attack: Annotated[
         str | None,
         typer.Option(
-            help="Clients that lie: inflate, deflate, alternate, collude, flip, scale, drop; joined by hyphens."
+            help="Clients that lie: inflate, deflate, alternate, collude, flip, scale, drop, sybils; joined by hyphens."
         ),
     ] = None,
     share: Annotated[float | None, typer.Option(help="Share of clients that lie; with --attack.")] = None,

@@ -223,7 +223,7 @@ _GUARDS = {
     "mild": Guard(),
     "strict": Guard(exclude=True, newcomers=True, most_places=5.0, most_size=3.0),
 }
-_UNMET, _NEWCOMER, _ESTABLISHED = 0, 1, 2
+_UNMET, _NEWCOMER, ESTABLISHED = 0, 1, 2
 
 
 def guard_of(given: Guard | str | Mapping[str, Any]) -> Guard:
@@ -297,7 +297,7 @@ class GuardState:
         if rng is not None:
             met = available & (status == _UNMET)
             if met.any():
-                status = np.where(met, np.int8(_ESTABLISHED if first else _NEWCOMER), status)
+                status = np.where(met, np.int8(ESTABLISHED if first else _NEWCOMER), status)
             if (newcomer := status == _NEWCOMER).any():
                 offered = _fair_share(offered, newcomer, wanted, rng)
         if hidden := int(np.count_nonzero(available)) - int(np.count_nonzero(offered)):
@@ -390,9 +390,9 @@ class GuardState:
         if waiting.any():
             credibility = np.where(waiting, credibility * np.float32(_RETURN), credibility)
         state = replace(self, latest=latest, credibility=credibility)
-        if len(chosen) and (state.status[chosen] != _ESTABLISHED).any():
+        if len(chosen) and (state.status[chosen] != ESTABLISHED).any():
             status = state.status.copy()
-            status[chosen] = _ESTABLISHED
+            status[chosen] = ESTABLISHED
             state = replace(state, status=status)
         return _with_reports(outcome, cut), state, count
 

@@ -21,6 +21,7 @@ from fedpick.core.errors import (
     StateFileError,
 )
 from fedpick.core.guard import (
+    ESTABLISHED,
     REPORT_LIMIT,
     Guard,
     GuardState,
@@ -378,11 +379,20 @@ class Session:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, policy: Policy[Any] | None = None, provides: frozenset[Signal] | None = None
+        cls,
+        path: str | Path,
+        *,
+        policy: Policy[Any] | None = None,
+        provides: frozenset[Signal] | None = None,
+        guard: Guard | str | None = None,
     ) -> Session:
-        """Continue a saved session. A policy that is not registered must be passed, as it was."""
+        """Continue a saved session. A policy that is not registered must be passed, as it was.
+
+        Another `guard` than the saved one starts with what that one knew of the clients. None: the saved guard.
+        """
         file = Path(path) / SESSION_FILE
         members, saved = _read(file)
+        given = None if guard is None else guard_of(guard)
         if policy is not None:
             _refuse_another_policy(policy, saved, path)
         elif saved["policy"] not in registry.BUILT_IN and saved["policy"] not in registry.names():
@@ -394,19 +404,39 @@ class Session:
             if policy is None:
                 policy = registry.get(saved["policy"], **saved["parameters"])
             clients = Clients(**_group(members, "clients/"))
+            before = Guard(**saved["guard"]) if "guard" in saved else guard_of("mild")
             session = cls(
                 policy,
                 clients,
                 saved["seed"],
                 provides=provides,
                 report_limit=saved["report_limit"],
-                guard=Guard(**saved["guard"]) if "guard" in saved else "mild",
+                guard=before if given is None else given,
             )
-            session.restore(_group(members, "state/"), saved["state"], round=saved["round"])
+            arrays = _group(members, "state/")
+            if session.guard != before:
+                arrays = _under_another_guard(arrays, session, before)
+            session.restore(arrays, saved["state"], round=saved["round"])
         except (InvalidInput, TypeError) as error:
             raise StateFileError(f"{file} cannot be used: {error}") from error
         session._saved_in = file.parent.resolve()
         return session
+
+
+def _under_another_guard(
+    arrays: Mapping[str, NDArray[Any]], session: Session, before: Guard
+) -> dict[str, NDArray[Any]]:
+    """Return a saved state for a new session whose guard differs from the one before.
+
+    Only the counts that the new guard keeps are there, from zero if the old one did not keep them. No client of the
+    table is a newcomer for a guard that is the first to ask.
+    """
+    fresh = {name: value for name, value in session.split()[0].items() if name.startswith(_GUARD)}
+    kept = {name: value for name, value in arrays.items() if not name.startswith(_GUARD) or name in fresh}
+    state = fresh | kept
+    if (name := f"{_GUARD}status") in state and not before.newcomers:
+        state[name] = np.full_like(state[name], ESTABLISHED)
+    return state
 
 
 def _group(members: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:

@@ -149,7 +149,9 @@ class PolicyStrategy(Driven, Strategy):
         reasons = [str(failure) for failure in failures if isinstance(failure, BaseException)]
         refuse_secure_aggregation(reasons, self.policy)
         driver.progress.answered(exchange.asked, len(exchange.seconds), self._settings.train_timeout)
-        driver.note_pace(list(exchange.proxies), dict(exchange.seconds), exchange.waited(), exchange.timeout)
+        driver.note_pace(
+            list(exchange.proxies), dict(exchange.seconds), exchange.waited(), exchange.timeout, exchange.failed
+        )
         nodes = self.roster.nodes(selection.clients)
         self._members.mark_busy(exchange.unfinished())
         by_node = {proxy.cid: result for proxy, result in results}
@@ -180,8 +182,9 @@ class PolicyStrategy(Driven, Strategy):
             driver.tell(selection, completed, **told)
             return None, {}
         proxies = exchange.proxies
+        numbers = weights if self._settings.use_weights else driver.clients.num_examples[selection.clients]
         good = [
-            (proxies[node], self._weighted(result, float(weights[place]), changed.get(place)))
+            (proxies[node], self._weighted(result, float(numbers[place]), changed.get(place)))
             for place, (node, result) in enumerate(zip(nodes, answers, strict=True))
             if result is not None and completed[place]
         ]
@@ -196,10 +199,13 @@ class PolicyStrategy(Driven, Strategy):
         return new, aggregated
 
     def _weighted(self, result: FitRes, weight: float, changed: Arrays | None) -> FitRes:
-        """The result with the policy's weight in the place of its size, which Flower's strategies weigh by."""
+        """The result with this weight in the place of its size, which Flower's strategies weigh by.
+
+        If the policy's weights are ignored, it is the size that the guard allows.
+        """
         if changed is not None:
             result = replace(result, parameters=ndarrays_to_parameters(list(changed.values())))
-        if not self._settings.use_weights:
+        if not self._settings.use_weights and not count(result.num_examples) > weight:
             return result
         return replace(result, num_examples=weight)  # type: ignore[arg-type]  # int by name only
 
@@ -574,7 +580,7 @@ class _Round:
             seconds=exchange.waited(),
             deadline=timeout,
         )
-        self.driver.note_pace(list(exchange.proxies), dict(exchange.seconds), step.seconds, timeout)
+        self.driver.note_pace(list(exchange.proxies), dict(exchange.seconds), step.seconds, timeout, exchange.failed)
         self.driver.progress.steps.append(step)
         return [call.result if call is not None and call.good else None for call in calls]
 

@@ -249,9 +249,10 @@ class PolicyStrategy(Driven, Strategy):
             driver.tell(selection, completed, **told)
             return None, None
         good = []
+        numbers = weights if use_weights else driver.clients.num_examples[selection.clients]
         for place, reply in enumerate(answers):
             if reply is not None and completed[place]:
-                self._put_weight(reply, float(weights[place]), changed.get(place))
+                self._put_weight(reply, float(numbers[place]), changed.get(place))
                 good.append(reply)
         new, aggregated = self.inner.aggregate_train(server_round, [*good, *errors])
         if new is not None and not all_finite(decoded(new)):
@@ -264,9 +265,12 @@ class PolicyStrategy(Driven, Strategy):
         return new, aggregated
 
     def _put_weight(self, reply: Message, weight: float, changed: Arrays | None) -> None:
-        """Write the policy's weight, and the clipped or scaled model if there is one, into a reply."""
+        """Write the weight, and the clipped or scaled model if there is one, into a reply.
+
+        If the policy's weights are ignored, the weight is the size that the guard allows.
+        """
         key = weight_key(self.inner)
-        if key is not None and self._settings.use_weights:
+        if key is not None and (self._settings.use_weights or metrics_of(reply)[key] > weight):
             metrics_of(reply)[key] = weight
         if changed is not None:
             arrays = ArrayRecord({name: Array(array) for name, array in changed.items()})
@@ -338,7 +342,8 @@ class _WatchedGrid(GridView):
         enough = driver.enough if sent == self._strategy._messages else len(sent)
         deadline = float("inf") if timeout is None else timeout
         replies, arrived, waited = exchange(self._grid, sent, enough, deadline)
-        driver.note_pace([message.metadata.dst_node_id for message in sent], arrived, waited, deadline)
+        failed = {node for node, reply in replies_by_node(sent, replies).items() if reply.has_error()}
+        driver.note_pace([message.metadata.dst_node_id for message in sent], arrived, waited, deadline, failed)
         if self._steps is not None:
             kind = sent[0].metadata.message_type if sent else ""
             self._steps.append(
