@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fedpick import Clients, Outcome, Session, policies
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Signal
+from fedpick.core.types import RoundContext, aggregation_weights
+from fedpick.policies import herd
 from fedpick.policies._rates import selection_rates
 from fedpick.policies.herd import Herd, reference
 
@@ -148,9 +152,103 @@ def test_the_debt_is_bounded_so_that_every_client_gets_its_share(options):
         given[selection.clients] += 0 if selection.weights is None else selection.weights
         told(session, selection, sketch=signature[selection.clients])
         largest.append(np.abs(session.state.debt).max())
-    # What a client is owed is what arrived minus what it was given: a bounded debt means the share p_k in the long run.
+    # No debt was cut, so what a client is owed is what arrived minus what it was given.
+    np.testing.assert_allclose(session.state.debt, rounds * clients.importance - given, atol=1e-9)
     assert np.abs(given / given.sum() - clients.importance).max() < 0.01
     assert max(largest[rounds // 2 :]) <= 1.1 * max(largest[: rounds // 2])
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.95])
+def test_the_steps_of_the_proof_hold_for_random_states(alpha, monkeypatch):
+    """Steps 1, 3 and 4 of docs/policies/herd.md, with generous constants, for debts of up to 1,000,000."""
+    monkeypatch.setattr(herd, "_MOST_OWED", np.inf)
+    rng = np.random.default_rng(0)
+    ends = 0
+    for _ in range(300):
+        count, size, fade = int(rng.integers(8, 30)), int(rng.integers(2, 4)), float(rng.choice([0.2, 0.8, 1.0]))
+        importance = rng.dirichlet(np.full(count, 20.0))
+        due = importance / selection_rates(importance, size, most=np.full(count, 901 / 1001))
+        np.testing.assert_allclose(due, 1 / size)
+        clients = Clients(num_examples=np.ones(count), importance=importance)
+        policy = Herd(alpha=alpha, fade=fade)
+        known = np.sort(rng.choice(count, count // 2, replace=False))
+        recent = rng.normal(size=count)
+        state = replace(
+            policy.init(clients, rng),
+            known=known,
+            sketches=rng.normal(size=(len(known), 3)) * rng.pareto(1.0, size=(len(known), 1)),
+            debt=rng.normal(size=count) * 10.0 ** rng.integers(-1, 7),
+            recent=recent * (2 * (1 - fade) / fade / np.abs(recent).sum()),
+            present=np.full(count, 900.0),
+            age=np.full(count, 1000.0),
+            silent=rng.integers(0, 5, count),
+        )
+        available = (rng.random(count) < rng.choice([0.05, 0.7])) | (np.arange(count) < size)
+        context = RoundContext(index=0, clients=clients, available=available, budget=size)
+        selection, _ = policy.select(state, context, rng)
+        debt, weights = (state.debt + importance)[selection.clients], selection.weights
+        constant = alpha * count / (1 - alpha) * (4 / fade + 4)
+        left = np.setdiff1d(np.flatnonzero(available), selection.clients)
+        assert not len(left) or (state.debt + importance)[left].max() - debt.min() <= constant + 1e-9
+        large, small = debt > constant + 2 / size, debt < -constant
+        if large.any() and small.any():
+            ends += 1
+            np.testing.assert_allclose(weights[large].min(), 4 * weights[small].max())
+        assert debt @ weights - debt.mean() >= -3 * constant - 1e-9 * np.abs(debt).max()
+    assert ends > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 0.0}])
+def test_large_debts_fall_to_a_bounded_level(options, monkeypatch):
+    """Two groups of clients are available in turns of 25 rounds: the condition of the proof holds."""
+    monkeypatch.setattr(herd, "_MOST_OWED", np.inf)
+    rng = np.random.default_rng(0)
+    clients = Clients(num_examples=rng.integers(5, 15, 20).astype(float))
+    policy, signature = Herd(**options), rng.normal(size=(20, 4))
+    debt = 10 * rng.normal(size=20)
+    state = replace(policy.init(clients, rng), debt=debt - debt.mean())
+    squares = []
+    for index in range(1500):
+        if index % 50 == 0:
+            squares.append((state.debt**2).sum())
+        available = (np.arange(20) % 2 == index // 25 % 2) | (np.arange(20) >= 15)
+        context = RoundContext(index=index, clients=clients, available=available, budget=4)
+        selection, state = policy.select(state, context, rng)
+        chosen = selection.clients
+        completed = np.ones(len(chosen), bool)
+        state = policy.observe(
+            state, Outcome(index=index, clients=chosen, completed=completed, sketch=signature[chosen])
+        )
+    falls = np.diff(squares) < 0
+    assert falls[np.array(squares[:-1]) > 100].all()
+    assert squares[0] > 1000
+    assert max(squares[-10:]) < 100
+    assert abs(state.debt.sum()) < 1e-9
+
+
+def test_shares_are_of_selection_weight_not_of_what_enters_the_model():
+    """Five of ten equal clients fail half of the time: herd does not make up for that."""
+    rng = np.random.default_rng(0)
+    clients = Clients(num_examples=np.ones(10))
+    session = Session(policies.get("herd"), clients, seed=0, guard="off")
+    signature, selected, entered = rng.normal(size=(10, 4)), np.zeros(10), np.zeros(10)
+    for _ in range(1000):
+        selection = session.ask(budget=4)
+        completed = (selection.clients >= 5) | (rng.random(4) < 0.5)
+        selected[selection.clients] += selection.weights
+        entered[selection.clients] += aggregation_weights(selection, completed, clients)
+        sketch = sketches_of(rng, selection.clients, signature)
+        session.tell(Outcome(index=session.round, clients=selection.clients, completed=completed, sketch=sketch))
+    assert selected[:5].sum() / selected.sum() == pytest.approx(0.5, abs=0.005)
+    assert 0.27 < entered[:5].sum() / entered.sum() < 0.36
+
+
+def test_after_a_cut_the_mean_debt_of_the_others_is_their_mean_importance():
+    importance, due = np.array([0.4, 0.3, 0.2, 0.1]), np.full(4, 0.5)
+    debt = herd._limited(np.array([40.0, -20.0, -13.0, -7.0]), importance, due)
+    assert debt[0] == 15  # 30 places
+    assert debt[1:].mean() == pytest.approx(importance[1:].mean())
+    np.testing.assert_allclose(np.diff(debt[1:]), [7, 6])
 
 
 def test_one_hot_descriptions_make_clients_take_turns():

@@ -6,9 +6,10 @@ Notation: p_k importance; m clients per round; a_k how often client k was availa
     g_k = the same if all clients were always available (a_k = 1).
 
 State: two credits per client. In every round p_k arrives, and the weight with which a client was chosen is paid.
-    c_k   the debt since the start. A client that was away is owed more. In the long run client k gets the share p_k of
-          all weight, if the availability allows it (docs/policies/herd.md has the condition and the proof). A client is
-          owed at most 30 h_k: one that is owed more has probably left. A newcomer starts at the mean of the others.
+    c_k   the debt since the start. A client that was away is owed more. In the long run client k is selected with the
+          share p_k of all weight, if the availability allows it (docs/policies/herd.md has the condition and the
+          proof). A client is owed at most 30 h_k: one that is owed more has probably left. A newcomer starts at the
+          mean of the available clients.
     b_k   the same with a short memory: its old value fades by the share `fade` per round. It says which part of the
           population the latest cohorts left out.
 
@@ -263,15 +264,15 @@ class Herd(Policy[HerdState]):
             rest = target - described[candidates].T @ share[candidates]
             return candidates, float(rest @ rest) / kappa
         candidates = rng.permutation(candidates)  # the first of equal candidates wins
-        scaled = described[candidates] * share[candidates][:, None]
         alpha = self._alpha(size)
         scale = alpha / kappa
+        if len(candidates) > (most := max(_SHORTLIST, 20 * size)):
+            square = np.einsum("ij,ij->i", described, described) + uncertain
+            gain = (1 - alpha) * (2 * debt - due) + scale * share * (2 * (described @ target) - share * square)
+            candidates = candidates[np.sort(np.argpartition(-gain[candidates], most)[:most])]
+        scaled = described[candidates] * share[candidates][:, None]
         own = (1 - alpha) * (2 * debt[candidates] - due[candidates])
         own -= scale * (np.einsum("ij,ij->i", scaled, scaled) + share[candidates] ** 2 * uncertain[candidates])
-        if len(candidates) > max(_SHORTLIST, 20 * size):
-            first = own + 2 * scale * (scaled @ target)
-            kept = np.sort(np.argpartition(-first, max(_SHORTLIST, 20 * size))[: max(_SHORTLIST, 20 * size)])
-            candidates, scaled, own = candidates[kept], scaled[kept], own[kept]
         members: list[int] = []
         rest = target.copy()
         free = np.ones(len(candidates), dtype=bool)
@@ -321,7 +322,7 @@ def _joined(state: HerdState, candidates: IntArray) -> FloatArray:
 
 
 def _limited(debt: FloatArray, importance: FloatArray, due: FloatArray) -> FloatArray:
-    """(N,) at most `_MOST_OWED` places per client. What is cut is given to the others, so that they balance."""
+    """(N,) at most `_MOST_OWED` places per client. After a cut, the others' mean debt is their mean importance."""
     gone = debt > _MOST_OWED * due
     if not gone.any() or gone.all():
         return debt
