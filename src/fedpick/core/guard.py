@@ -27,8 +27,9 @@ that is on by default must leave honest federations alone. The norm of an update
 loss falls about with the square of the gradient.) Norms fall while the model learns, so old ones would hide a long
 update: hence LENGTH. To withhold the training loss, which most others tell, is suspicious as well.
 
-An answer with a suspicious value is *in doubt*. Its levels count as the median at most, so that it cannot buy a place.
-(Cut to the limit, a loss would still be the largest, and a policy that ranks losses would choose the client.)
+An answer with a suspicious value is *in doubt*. Its losses count as the median at most, so that they cannot buy a
+place. (Cut to the limit, a loss would still be the largest, and a policy that ranks losses would choose the client.) A
+norm, which no client can claim, is cut to the limit.
 
 Credibility: every client starts with 1. An answer in doubt leaves 40 % of the credibility. A completed round without
 doubt takes back a tenth of what is missing. A client that was doubted is *on probation* until it has completed a round
@@ -152,8 +153,8 @@ class Guard:
     """How a session treats reports that may be false; "off", "mild" (the default) and "strict" are such guards.
 
     Args:
-        cut: cut losses and norms of answers in doubt at the median, and keep a credibility per client. Without it
-            nothing is compared.
+        cut: cut losses of answers in doubt at the median and norms at the limit, and keep a credibility per client.
+            Without it nothing is compared.
         exclude: do not offer clients whose credibility is below 1/2, unless the budget needs them.
         newcomers: clients that came after the first round and were never chosen get, together, at most their fair share
             of the places, and at most a quarter of them. (A fresh identity is cheap.)
@@ -373,7 +374,7 @@ class GuardState:
         count = 0
         for name, row in _LEVELS.items():
             if row in compared:
-                low = doubtful if row == NORM else doubtful | self._unheard(guard, latest[row], chosen)
+                low = (row != NORM) & (doubtful | self._unheard(guard, latest[row], chosen))
                 cut[name], more = _cut(getattr(outcome, name), compared[row].most(low))
                 count += more
         if NORM in compared and outcome.sketch.size and (long := cut["update_norm"] < outcome.update_norm).any():
