@@ -1,25 +1,29 @@
-"""CA-Fed, figures 3, 4 and 5: accuracy against one setting, errors of estimates, and decisions side by side.
+"""CA-Fed, figures 2 to 5: accuracy by round and against one setting, errors of estimates, and decisions side by side.
 
     for value in 0 0.25 0.5 0.75 1; do fedpick run benchmarks/specs/cafed-kappa2.toml#$value; done
-    python -m benchmarks.figures.ca_fed over data.alpha "figure 3" --xlabel heterogeneity
-    python -m benchmarks.figures.ca_fed over availability.history "figure 4b: availability" --xlabel "rounds observed"
+    python -m benchmarks.figures.ca_fed over data.alpha "figure 3" --xlabel heterogeneity --against unbiased
+    python -m benchmarks.figures.ca_fed over availability.history "4b: availability" --window 5 --against ca-fed-bayes
     python -m benchmarks.figures.ca_fed decisions "figure 5" --policy ca-fed
     python -m benchmarks.figures.ca_fed estimation
     python -m benchmarks.figures.ca_fed schedule clustered
+    python -m benchmarks.figures.ca_fed schedule "figure 2" --rounds 40 100 200 500
 
 Name experiments by id, hash, title or a part of the title; of several with one title the latest counts.
-`fedpick report --figures` draws figures 1, 2 and 5d, which show one experiment. **over** takes any setting with a
-number, such as policy.kappa2 or partition.alpha, and prints the table that it draws. **decisions** prints how often
+`fedpick report --figures` draws figures 1 and 5d, which show one experiment. **over** takes any setting with a number,
+such as policy.kappa2 or partition.alpha, and prints the table that it draws. **decisions** prints how often
 each group was left out. **estimation** measures how fast availability and correlation are learned from masks (figure
 4a): the paper's population of 100 clients (g = 0.4, nu = 0.9, epsilon = 0.01), 10 to 10,000 rounds, ten seeds.
 **schedule** compares averages of the accuracy: over the rounds that the authors' program logs, more than half of them
-among the first 40, over all rounds, and over the last five of the rounds that it logs.
+among the first 40, over all rounds, and over the last five of the rounds that it logs. With --rounds it prints and
+draws the accuracy after these rounds instead (figure 2a).
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +37,11 @@ from fedpick.core.types import Clients
 from fedpick.experiments.store import Experiment, Store, opened
 from fedpick.report.analysis import (
     Difference,
+    PolicyResults,
     Quantity,
+    RunMeasure,
     RunResults,
+    final_accuracy,
     load_results,
     over_seeds,
     over_setting,
@@ -58,8 +65,15 @@ def chosen(reader: Store, names: Sequence[str]) -> list[Experiment]:
 
 def over(options: argparse.Namespace) -> None:
     """Figures 3 and 4b."""
+    measure = partial(final_accuracy, window=options.window)
     with opened(options.store) as reader:
-        lines = over_setting(reader, chosen(reader, options.experiments), options.setting)
+        experiments = chosen(reader, options.experiments)
+        lines = over_setting(reader, experiments, options.setting, measure)
+        differences: dict[tuple[str, float], Difference] = {}
+        for experiment in experiments if options.against else []:
+            minus = _minus(policy_named(load_results(reader, experiment), options.against), measure)
+            for label, points in over_setting(reader, [experiment], options.setting, minus).items():
+                differences |= {(label, value): Difference(quantity.values) for value, quantity in points}
     wanted = {label: points for label, points in lines.items() if not options.labels or label in options.labels}
     values = sorted({value for points in wanted.values() for value, _ in points})
     print(f"| {options.setting} |" + "".join(f" {value:g} |" for value in values))
@@ -70,9 +84,23 @@ def over(options: argparse.Namespace) -> None:
             (value, quantity.mean, quantity.sd or 0.0) for value, quantity in points if quantity.mean is not None
         ]
         cells = {value: f"{100 * mean:.2f} ± {100 * sd:.2f}" for value, mean, sd in drawn[label]}
+        for value in cells:
+            if (label, value) in differences and label != options.against:
+                cells[value] += f" ({_with_interval(differences[label, value])})"
         print(f"| {label} | " + " | ".join(cells.get(value, "") for value in values) + " |")
     name = options.name or f"cafed-over-{options.setting.replace('.', '-')}"
     print(draw_over(drawn, options.folder / f"{name}.png", xlabel=options.xlabel or options.setting))
+
+
+def _minus(baseline: PolicyResults, measure: RunMeasure) -> RunMeasure:
+    """The measure, in points, minus that of the baseline with the same seed."""
+    others = {run.run.seed: measure(run) for run in baseline.runs}
+
+    def difference(run: RunResults) -> float | None:
+        own, other = measure(run), others.get(run.run.seed)
+        return None if own is None or other is None else 100 * (own - other)
+
+    return difference
 
 
 def decisions(options: argparse.Namespace) -> None:
@@ -121,7 +149,7 @@ def logged_rounds(rounds: int) -> IntArray:
 
 
 def schedule(options: argparse.Namespace) -> None:
-    """What the choice of the evaluated rounds does to the ranking."""
+    """What the choice of the evaluated rounds does to the ranking, or the accuracy after some rounds (figure 2)."""
 
     def of(choose: Callable[[FloatArray], FloatArray]) -> Callable[[RunResults], float]:
         return lambda run: 100 * float(choose(run.rounds["accuracy"]).mean())
@@ -131,6 +159,9 @@ def schedule(options: argparse.Namespace) -> None:
         "logged rounds": of(lambda accuracy: accuracy[logged_rounds(len(accuracy)) - 1]),
         "all rounds": of(lambda accuracy: accuracy),
     }
+    if options.rounds:
+        averages = {f"round {number}": of(itemgetter(slice(number - 1, number))) for number in options.rounds}
+    drawn: dict[str, list[tuple[float, float, float]]] = {}
     with opened(options.store) as reader:
         for experiment in chosen(reader, options.experiments):
             results = load_results(reader, experiment)
@@ -139,13 +170,23 @@ def schedule(options: argparse.Namespace) -> None:
             print("| | " + " | ".join(averages) + " |")
             print("|---|" + "---|" * len(averages))
             for policy in results.policies:
+                if options.labels and policy.label not in options.labels:
+                    continue
+                found = [over_seeds(policy, average) for average in averages.values()]
                 cells = [
-                    f"{_with_spread(over_seeds(policy, average))} "
-                    f"({_with_interval(paired_difference(policy, baseline, average))})"
-                    for average in averages.values()
+                    f"{_with_spread(quantity)} ({_with_interval(paired_difference(policy, baseline, average))})"
+                    for quantity, average in zip(found, averages.values(), strict=True)
                 ]
                 print(f"| {policy.label} | " + " | ".join(cells) + " |")
+                drawn[policy.label] = [
+                    (number, quantity.mean / 100, 0.0)
+                    for number, quantity in zip(options.rounds or [], found, strict=False)
+                    if quantity.mean is not None
+                ]
             print()
+    if options.rounds:
+        path = options.folder / f"{options.name or 'cafed-figure-2'}.png"
+        print(draw_over(drawn, path, xlabel="round", ylabel="test accuracy"))
 
 
 def _with_spread(quantity: Quantity) -> str:
@@ -170,6 +211,8 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("setting", help="section.key, such as data.alpha, availability.history or policy.kappa2")
     command.add_argument("experiments", nargs="+", help="ids, hashes, titles or parts of titles")
     command.add_argument("--labels", nargs="+", help="only these lines")
+    command.add_argument("--window", type=int, default=1, help="mean of this many last evaluations")
+    command.add_argument("--against", help="add the paired differences to this policy")
     command.add_argument("--xlabel")
     command.set_defaults(run=over)
     command = commands.add_parser("decisions", help="figures 5a to 5c")
@@ -180,9 +223,11 @@ def main(arguments: list[str] | None = None) -> None:
     command = commands.add_parser("estimation", help="figure 4a")
     command.add_argument("--seeds", type=int, default=10)
     command.set_defaults(run=estimation)
-    command = commands.add_parser("schedule", help="which rounds count, after figure 1")
+    command = commands.add_parser("schedule", help="which rounds count, after figure 1; with --rounds, figure 2")
     command.add_argument("experiments", nargs="+", help="ids, hashes, titles or parts of titles")
     command.add_argument("--against", default="unbiased", help="the policy that the others are compared with")
+    command.add_argument("--rounds", nargs="+", type=int, help="print and draw the accuracy after these rounds")
+    command.add_argument("--labels", nargs="+", help="only these policies")
     command.set_defaults(run=schedule)
     options = parser.parse_args(arguments)
     options.run(options)

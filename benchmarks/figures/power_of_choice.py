@@ -1,8 +1,12 @@
-"""Power-of-Choice, figures 2 and 8: excess loss, selection profile and selection skew on quadratics.
+"""Power-of-Choice, figures 1, 2 and 8: losses, selection profile and selection skew on quadratics.
 
+    fedpick run benchmarks/specs/power-of-choice-quadratic.toml#toy
+    python -m benchmarks.figures.power_of_choice toy
     fedpick run benchmarks/specs/power-of-choice-quadratic.toml#30 --rounds 25000
     python -m benchmarks.figures.power_of_choice quadratic
     python -m benchmarks.figures.power_of_choice skew --clients 30 --candidates 6 15 30
+
+**toy** (figure 1). Prints the global loss after some rounds: median over the seeds (quartiles).
 
 **quadratic** (figures 2 (a), (b), 8). Prints the excess of the global loss over its minimum, in per cent of the
 minimum: mean over the seeds (lowest to highest). Then, seed by seed, the round in which each policy first reaches the
@@ -31,6 +35,7 @@ from fedpick.theory.pow_d import grid, objective_gap, quadratics, skew_extremes
 
 LOOKS = (2500, 5000, 10_000, 15_000, 25_000)
 LEVELS = (5000, 10_000, 15_000)
+TOY = (1, 2, 3, 5, 10, 20)
 Curves = dict[str, dict[int, tuple[FloatArray, FloatArray]]]
 Profiles = dict[str, FloatArray]
 
@@ -48,6 +53,19 @@ def excess_losses(store: str, name: str | None) -> tuple[str, Curves]:
             curve = columns["round"][known] + 1.0, columns["objective"][known] / lowest - 1
             curves.setdefault(run.label, {})[run.seed] = curve
     return experiment.title, curves
+
+
+def toy(options: argparse.Namespace) -> None:
+    """Figure 1."""
+    found: dict[str, list[FloatArray]] = {}
+    with opened(options.store) as reader:
+        for run in reader.runs(reader.experiment(options.experiment).id):
+            found.setdefault(run.label, []).append(reader.rounds(run.id)["objective"])
+    print("| after round |" + "".join(f" {look} |" for look in TOY) + "\n|---|" + "---|" * len(TOY))
+    for label, rows in found.items():
+        quartiles = np.percentile(np.stack(rows), [50, 25, 75], axis=0).T
+        cells = ("{:.1f} ({:.1f} to {:.1f})".format(*quartiles[look - 1]) for look in TOY)
+        print(f"| {label} | " + " | ".join(cells) + " |")
 
 
 def selection_profiles(store: str, name: str | None) -> Profiles:
@@ -162,6 +180,10 @@ def main(arguments: list[str] | None = None) -> None:
     """Run one command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("toy", help="figure 1")
+    command.add_argument("--store", default="results/fedpick.sqlite")
+    command.add_argument("--experiment", help="title, id or hash; default: the latest")
+    command.set_defaults(run=toy)
     command = commands.add_parser("quadratic", help="figures 2 (a), (b) and 8")
     command.add_argument("--store", default="results/fedpick.sqlite")
     command.add_argument("--experiment", help="title, id or hash; default: the latest")

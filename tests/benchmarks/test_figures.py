@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -235,6 +236,13 @@ def test_ca_fed_draws_over_experiments_and_decisions_side_by_side(tmp_path, caps
     assert lines[0] == "| partition.alpha | 0.5 | 1.5 |"
     assert lines[2].startswith("| ca-fed |") and f"| {mean:.2f} ±" in lines[2]
     assert (tmp_path / "cafed-over-partition-alpha.png").read_bytes().startswith(b"\x89PNG")
+    ca_fed.main([*options, "over", "partition.alpha", "figure 5", "--window", "2", "--against", "uniform"])
+    lines = {line.split("|")[1].strip(): line.split("|") for line in capsys.readouterr().out.splitlines()[2:-1]}
+    last_two = partial(analysis.final_accuracy, window=2)
+    difference = analysis.paired_difference(results.policies[1], results.policies[0], last_two)
+    mean = 100 * analysis.over_seeds(results.policies[1], last_two).mean
+    assert f" {mean:.2f} ±" in lines["ca-fed"][3] and f"({100 * difference.mean:+.2f} [" in lines["ca-fed"][3]
+    assert "(" not in lines["uniform"][3]
     ca_fed.main([*options, "--name", "five", "decisions", "figure 5"])
     assert "| ca-fed: cluster 3 |" in capsys.readouterr().out
     assert (tmp_path / "five.png").read_bytes().startswith(b"\x89PNG")
@@ -260,6 +268,13 @@ def test_the_authors_schedule_weighs_early_rounds_more_than_all_rounds_do(tmp_pa
     cells = capsys.readouterr().out.splitlines()[-2].split("|")
     assert [float(cell.split("±")[0]) for cell in cells[2:5]] == [13.0, round(logged.mean() / 10, 2), 7.55]
     assert all("(+0.00 [+0.00, +0.00])" in cell for cell in cells[2:5])
+    options = ["--store", str(tmp_path / "s.sqlite"), "--folder", str(tmp_path), "--name", "two"]
+    chosen = ["--against", "uniform", "--rounds", "40", "100", "--labels", "fedgs"]
+    ca_fed.main([*options, "schedule", "toy", *chosen])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| | round 40 | round 100 |"
+    assert lines[4] == "| fedgs | 4.00 ± 0.00 (+0.00 [+0.00, +0.00]) | 10.00 ± 0.00 (+0.00 [+0.00, +0.00]) |"
+    assert is_png(tmp_path / "two.png")
 
 
 def test_ca_fed_draws_the_errors_of_estimates(tmp_path, capsys):
@@ -279,6 +294,17 @@ def test_the_skew_of_rand_is_one_and_pow_d_has_more_of_it_where_the_model_is(cap
     rows = {line[:16].strip(): line[16:].split() for line in capsys.readouterr().out.splitlines()[1:]}
     assert float(rows["rand"][2]) == pytest.approx(1, abs=0.1)
     assert float(rows["pow-d, d = 10"][-1]) > float(rows["rand"][-1])
+
+
+def test_the_toy_prints_medians_and_quartiles(tmp_path, capsys):
+    store = make_store(tmp_path / "s.sqlite", make_spec(("uniform", "fedgs"), rounds=20))
+    with store.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE rounds SET objective = 100.0 / (round + 1)")
+    store.close()
+    power_of_choice.main(["toy", "--store", str(tmp_path / "s.sqlite")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "| after round | 1 | 2 | 3 | 5 | 10 | 20 |"
+    assert lines[2].startswith("| uniform | 100.0 (100.0 to 100.0) | 50.0 (50.0 to 50.0) |")
 
 
 def test_excess_losses_and_profiles_are_those_of_the_store(tmp_path, capsys):

@@ -293,33 +293,45 @@ def _dropped(
 ) -> list[int]:
     """One greedy pass: which of the candidates, given in the order of the pass, are dropped.
 
-    With A and S the sums of share and share x excess over the clients left, and D = 1 - A, dropping client k lowers the
-    proxy by
+    With A and S the sums of share and share x excess over the clients left, A' and S' the same without client k, and
+    D = 1 - A, dropping client k lowers the proxy by
 
-        share_k [ (excess_k A - S) / (A (A - share_k)) - penalty (2 D + share_k) ],    penalty = 4 kappa2 Gamma'.
+        share_k [ (excess_k A' - S') / (A A') - penalty (2 D + share_k) ],    penalty = 4 kappa2 Gamma'.
 
-    The loop compares this with tau, both times A (A - share_k) to save the division: share_k excess_k A on one side,
-    the other terms, `cost`, on the other. In a tie the client stays, so a client is dropped only if the difference is
-    larger than rounding can make it. Each drop changes A, S and D for the clients that follow, so the loop is
-    sequential. To keep it short, most clients never enter it: while a block is decided, A and S fall and D rises by at
-    most the sums over the block. A client that cannot be dropped even with the sums most in favour of it is skipped.
+    The loop compares this with tau, both times A A' to save the division. In a tie the client stays, so a client is
+    dropped only if the difference is larger than rounding can make it. A' and S' are sums over the clients that stayed
+    and over those that follow. They are never differences: after a client with nearly all the importance was dropped,
+    a difference would have lost the digits that decide.
+
+    Each drop changes the sums for the clients that follow, so the loop is sequential. To keep it short, most clients
+    never enter it: while a block is decided, A' and S' are at least the sums without the block, and D at least what it
+    was before. A client that cannot be dropped even with the sums most in favour of it is skipped.
     """
-    kept, lost = float(share[included].sum()), float(share[~included].sum())
-    weighted = float(share[included] @ excess[included])
-    # Clients of importance 0 change nothing and are never dropped; one of positive importance must stay.
-    spare = int(np.count_nonzero(share[included] > 0)) - 1
+    own, over = share[candidates], excess[candidates]
+    # Row 0: share, row 1: share x excess. `later` has the sums over the candidates from each place on.
+    parts = np.stack([own, own * over])
+    later = np.zeros((2, len(candidates) + 1))
+    later[:, :-1] = np.cumsum(parts[:, ::-1], axis=1)[:, ::-1]
+    lost, stayed = float(share[~included].sum()), np.zeros(2)
     penalty, rounding = 4 * kappa2 * largest, TIE * largest
     dropped: list[int] = []
     for start in range(0, len(candidates), _BLOCK):
-        block = candidates[start : start + _BLOCK]
-        own, over = share[block], excess[block]
-        least = kept - float(own.sum())
-        bias = penalty * (2 * lost + own) * (least * np.maximum(least - own, 0.0))
-        possible = over * kept - (weighted - float(own @ over) - rounding) >= bias
-        for client, s, e in zip(block[possible].tolist(), own[possible].tolist(), over[possible].tolist(), strict=True):
-            area = kept * (kept - s)
-            cost = s * (weighted + penalty * (2 * lost + s) * area) + tau * area
-            if s * e * kept - cost > TIE * (s * largest + cost) and spare > 0:
+        block = slice(start, start + _BLOCK)
+        end = min(start + _BLOCK, len(candidates))
+        least, least_weighted = stayed + later[:, end]
+        bias = penalty * (2 * lost + own[block]) * least * (least + own[block])
+        possible = over[block] * (stayed[0] + later[0, start]) - least_weighted + rounding >= bias
+        skipped = np.cumsum(np.where(possible, 0.0, parts[:, block]), axis=1)
+        others = (skipped + later[:, start + 1 : end + 1])[:, possible]
+        kept, weighted = stayed.tolist()
+        columns = (candidates[block][possible], own[block][possible], over[block][possible], *others)
+        for client, s, e, other, other_weighted in zip(*(column.tolist() for column in columns), strict=True):
+            rest, rest_weighted = kept + other, weighted + other_weighted
+            cost = (s * penalty * (2 * lost + s) + tau) * (rest + s) * rest
+            if s * (e * rest - rest_weighted) - cost > TIE * (s * rest * largest + cost):
                 dropped.append(client)
-                kept, lost, weighted, spare = kept - s, lost + s, weighted - s * e, spare - 1
+                lost += s
+            else:
+                kept, weighted = kept + s, weighted + s * e
+        stayed = np.array([kept, weighted]) + skipped[:, -1]
     return dropped
