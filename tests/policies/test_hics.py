@@ -9,6 +9,7 @@ from fedpick import Clients, Outcome, RoundContext, Session, policies
 from fedpick.core.errors import InvalidInput, MissingSignal
 from fedpick.core.policy import Signal
 from fedpick.policies._sketches import LatestSketches
+from fedpick.policies._ward import angles, ward_tree
 from fedpick.policies.hics import HiCS, draw_from_groups, entropies, groups_reference, inclusion_reference
 
 
@@ -119,3 +120,10 @@ def test_options():
     for option, value in [("clusters", 0), ("temperature", 0.0), ("entropy_weight", -1), ("focus", -1), ("rounds", 0)]:
         with pytest.raises(InvalidInput, match=f"'{option}' parameter of HiCS"):
             policies.get("hics", **{option: value})
+
+
+def test_distances_too_large_to_square_still_make_a_tree():
+    rows = np.random.default_rng(0).normal(size=(6, 3))
+    _, usual = ward_tree(rows, angles)
+    _, huge = ward_tree(rows, lambda each: 1e200 * angles(each))
+    np.testing.assert_array_equal(huge[:, [0, 1, 3]], usual[:, [0, 1, 3]])

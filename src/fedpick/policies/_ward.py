@@ -23,6 +23,7 @@ __all__ = ["EXACT", "PROTOTYPES", "Distance", "angles", "group_similar", "merges
 EXACT = 1000
 PROTOTYPES = 128
 _SAMPLE = 20_000
+_LARGEST = 1e100
 
 Distance = Callable[[FloatArray], FloatArray]
 """(n, s) rows -> (n, n) distances between them."""
@@ -55,7 +56,9 @@ def ward_tree(rows: FloatArray, distance: Distance) -> tuple[IntArray, FloatArra
     leaf, centres = group_similar(rows)
     if len(centres) < 2:
         return leaf, np.empty((0, 4))
-    return leaf, linkage(squareform(distance(centres), checks=False), method="ward")
+    pairs = squareform(distance(centres), checks=False)
+    # Ward squares distances. Far larger ones than any angle come from odd options; only their order counts.
+    return leaf, linkage(pairs if pairs.max() < _LARGEST else pairs / pairs.max(), method="ward")
 
 
 def merges_reference(distances: FloatArray) -> list[tuple[frozenset[int], frozenset[int]]]:
