@@ -65,6 +65,7 @@ class Setting:
             policies=entries,
             rounds=self.rounds,
             seeds=tuple(seeds),
+            guard="mild",
             evaluate_every=every,
             targets=(),
             loss_targets=(),
