@@ -17,7 +17,7 @@ from fedpick.experiments.toml import toml_text
 FOLDER = Path(__file__).parents[2] / "benchmarks/specs"
 BASES = ("cafed.toml", "cafed-mnist.toml", "cafed-synthetic.toml")
 FILES = sorted(file for file in FOLDER.glob("*.toml") if file.name not in BASES)
-# Written when every experiment was a file of its own. Changed on purpose since: CA-Fed's figures 1 to 4 have no guard,
+# Written when every experiment was a file of its own. Changed on purpose since: the guard is off in all of them,
 # ca-fed-code has the rate of its own search (figures 1b and 5), and figure 1a has a row of adafed with server rate 1.
 BEFORE = json.loads((Path(__file__).parent / "fixtures/specs_before_inheritance.json").read_text())
 YOUNGER = re.compile(r"arena-|cafed-(rates|why)|herd-|hics-|time-|.*-(reduced|quarter)\.toml")
