@@ -462,6 +462,15 @@ def test_exact_ties_keep_clients_as_in_exact_arithmetic(order):
     assert included_clients(**in_floats(problem)).all()
 
 
+@pytest.mark.parametrize("others", [3, 219_741, 600_000])
+def test_an_exact_tie_among_many_clients_keeps_all(others):
+    # Client 0 has a quarter of the importance. Without it the first term falls by 1/4, and the second rises by 1/4.
+    importance = np.append(others / 3, np.ones(others))
+    gap = np.append(1.0, np.zeros(others))
+    equal = np.full(others + 1, 0.5)
+    assert included_clients(importance, gap, equal, equal, kappa2=1.0, tau=0.0).all()
+
+
 def test_a_near_tie_after_the_largest_client_is_decided_as_in_exact_arithmetic():
     # In the second pass client 0 holds nearly everything. Without it the proxy is lower by 5e-7.
     sizes = np.array([Fraction(size) for size in (10**6, 1, 4, 4, 1)])

@@ -56,7 +56,8 @@ __all__ = [
 TIE = 1e-12
 """Numbers that differ by less, relative to the largest of their kind (1 for probabilities), are equal.
 
-Far above the rounding error of the sums, far below any difference that matters."""
+Far above the rounding error of a few operations, far below any difference that matters. CA-Fed's sums over many clients
+need more."""
 
 _SOURCES = ("bayes", "bayes-chain", "oracle")
 

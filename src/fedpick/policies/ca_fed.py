@@ -313,7 +313,8 @@ def _dropped(
     later = np.zeros((2, len(candidates) + 1))
     later[:, :-1] = np.cumsum(parts[:, ::-1], axis=1)[:, ::-1]
     lost, stayed = float(share[~included].sum()), np.zeros(2)
-    penalty, rounding = 4 * kappa2 * largest, TIE * largest
+    tie = max(TIE, 4 * np.finfo(float).eps * len(candidates))  # the sums add one client after the other
+    penalty, rounding = 4 * kappa2 * largest, tie * largest
     dropped: list[int] = []
     for start in range(0, len(candidates), _BLOCK):
         block = slice(start, start + _BLOCK)
@@ -328,7 +329,7 @@ def _dropped(
         for client, s, e, other, other_weighted in zip(*(column.tolist() for column in columns), strict=True):
             rest, rest_weighted = kept + other, weighted + other_weighted
             cost = (s * penalty * (2 * lost + s) + tau) * (rest + s) * rest
-            if s * (e * rest - rest_weighted) - cost > TIE * (s * rest * largest + cost):
+            if s * (e * rest - rest_weighted) - cost > tie * (s * rest * largest + cost):
                 dropped.append(client)
                 lost += s
             else:
