@@ -5,13 +5,14 @@
     python -m benchmarks.reproduce --only "CIFAR-10, reduced"        # the reduced grids on CIFAR-10
     python -m benchmarks.reproduce --estimate --only fedgs   # measure some rounds of every policy on this machine
 
-Stored rounds are not computed again, so the same command resumes. Pictures go to docs/figures, tables to the terminal;
-copy them into the pages. `reproduce.toml` lists the parts. Its minutes are processor time, which two cores share.
+Stored rounds are not computed again, so the same command resumes. Pictures go to docs/figures or results/figures, tables
+to the terminal; copy them into the pages. `reproduce.toml` lists the parts. Its minutes are processor time, which two cores share.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
@@ -45,7 +46,7 @@ class Part:
     basis: str
     """Of the minutes: "measured" in full, "estimated" from the time of a round, or "guessed"."""
     commit: str
-    """Of the published numbers, or that published them; empty if there are none yet."""
+    """Of the published numbers."""
     needs: str = ""
     """A file that does not come with fedpick; without it the part is skipped."""
 
@@ -56,8 +57,9 @@ class Part:
 
 def parts() -> list[Part]:
     """All parts, in the order of the file."""
-    tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["parts"]
-    return [Part(**{**table, "commands": tuple(table["commands"])}) for table in tables]
+    listed = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    common = {"commit": listed["commit"]}
+    return [Part(**{**common, **table, "commands": tuple(table["commands"])}) for table in listed["parts"]]
 
 
 def arguments_of(command: str) -> list[str]:
@@ -110,11 +112,17 @@ def estimate(part: Part) -> None:
     print(f"{part.page}, {part.part}: {total:.0f} min of processor time\n", flush=True)
 
 
+def _spent() -> float:
+    """Processor seconds of all programs that have ended, and of those that they started."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def show(chosen: list[Part]) -> None:
     """Print the parts with their cost and commit."""
     for part in chosen:
-        commit = f", numbers of commit {part.commit}" if part.commit else ""
-        print(f"{part.page}, {part.part}: {part.minutes:g} min of processor time, {part.basis}{commit}")
+        cost = f"{part.minutes:g} min of processor time, {part.basis}"
+        print(f"{part.page}, {part.part}: {cost}, numbers of commit {part.commit}")
         for command in part.commands:
             print(f"    {command}")
     print(f"together {sum(part.minutes for part in chosen) / 60:.1f} hours of processor time")
@@ -143,9 +151,11 @@ def main(arguments: list[str] | None = None) -> None:
             estimate(part)
             continue
         print(f"== {part.page}, {part.part}: about {part.minutes:g} min of processor time", flush=True)
+        begin = _spent()
         for command in part.commands:
             print(f"-- {command}", flush=True)
             subprocess.run(arguments_of(command), cwd=ROOT, check=True)
+        print(f"== took {(_spent() - begin) / 60:.1f} min of processor time", flush=True)
 
 
 if __name__ == "__main__":
