@@ -65,7 +65,7 @@ bench: setup ## the simulator beside sequential loops, and the cost of decisions
 	$(BIN)/python -m benchmarks.speed sim --against sequential,torch --jobs j1,j2
 	$(BIN)/python -m benchmarks.speed select --largest 100000
 
-tables: setup ## make the published tables and figures again (14 hours of processor time; ONLY=ca-fed.md for a page)
+tables: setup ## make the published tables and figures again (half a day of processor time; ONLY=ca-fed.md for a page)
 	$(BIN)/python -m benchmarks.reproduce $(if $(ONLY),--only '$(ONLY)')
 
 clean: ## remove the virtual environment and caches
