@@ -7,7 +7,7 @@ import pytest
 import fedpick
 from fedpick import Clients, Guard, Outcome, Session
 from fedpick.core import checkpoint, guard
-from fedpick.core.errors import InvalidInput
+from fedpick.core.errors import FedpickWarning, InvalidInput
 from fedpick.core.guard import guard_of, limit_reference
 
 COUNT = 40
@@ -334,7 +334,8 @@ def test_many_fresh_identities_get_a_bounded_share(name):
 @pytest.mark.parametrize("name", ["md", "pow-d", "uniform"])
 def test_a_claimed_size_is_bounded_and_so_is_its_weight(name):
     sizes = np.append(np.full(20, 100.0), 2.0**53)
-    session = Session(fedpick.policies.get(name), Clients(num_examples=sizes), guard="strict")
+    with pytest.warns(FedpickWarning, match="of 1 of 21 clients: up to 9,007,199,254,740,992 examples count as 332"):
+        session = Session(fedpick.policies.get(name), Clients(num_examples=sizes), guard="strict")
     assert session.clients.num_examples[-1] == pytest.approx(100 * math.exp(3 * 0.4))
     assert session.clients.importance[-1] < 0.15
     selection = session.ask(budget=21, measure=lambda probe: truth(0, probe.clients))
@@ -351,9 +352,19 @@ def test_ordinary_sizes_and_given_importance_stay():
     assert Session(fedpick.policies.get("md"), table).clients is table
     sizes = np.append(np.full(20, 100.0), 1e9)
     own = Clients(num_examples=sizes, importance=np.full(21, 1 / 21))
-    np.testing.assert_array_equal(Session(fedpick.policies.get("md"), own).clients.importance, own.importance)
+    with pytest.warns(FedpickWarning, match="the sizes of 1 of 21"):
+        session = Session(fedpick.policies.get("md"), own)
+    np.testing.assert_array_equal(session.clients.importance, own.importance)
     two = Clients(num_examples=np.array([1.0, 1e6]))
     assert Session(fedpick.policies.get("md"), two).clients is two
+
+
+def test_sizes_that_are_cut_are_a_warning_once():
+    sizes = np.append(np.full(20, 100.0), 1e9)
+    with pytest.warns(FedpickWarning, match="set guard='off'") as seen:
+        session = Session(fedpick.policies.get("md"), Clients(num_examples=sizes))
+        session.grow(Clients(num_examples=np.append(sizes, 1e9)))
+    assert len(seen) == 1
 
 
 def test_a_bound_on_places_is_kept():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from fedpick.core import checkpoint, registry, writing
 from fedpick.core import state as states
 from fedpick.core.arrays import BoolArray, FloatArray, IntArray
 from fedpick.core.errors import (
+    FedpickWarning,
     InvalidInput,
     InvalidSelection,
     MissingSignal,
@@ -133,7 +135,8 @@ class Session:
         self.policy = policy
         self.guard = guard_of(guard)
         self.table = clients
-        self.clients, self._sizes_cut = self.guard.sizes(clients)
+        self._sizes_cut = 0
+        self.clients = self._bounded(clients)
         self.seed = whole("Session", "seed", 0, most=2**64 - 1, value=seed)
         self.round = 0
         self.notes: Mapping[str, Any] = {}
@@ -314,7 +317,7 @@ class Session:
             )
         _refuse_missing_signals(self.policy, clients, self._provides)
         self.table = clients
-        clients, self._sizes_cut = self.guard.sizes(clients)
+        clients = self._bounded(clients)
         fresh = self.policy.init(clients, stream(self.seed, self.round, Purpose.INIT))
         self._state = states.carry_over(self._state, fresh)
         if self._guard is not None:
@@ -322,6 +325,20 @@ class Session:
             assert newer is not None  # it depends on the policy alone
             self._guard = states.carry_over(self._guard, newer)
         self.clients = clients
+
+    def _bounded(self, clients: Clients) -> Clients:
+        """The table with the sizes that the guard lets count. The first cut is a warning: true sizes may be cut too."""
+        bounded, cut = self.guard.sizes(clients)
+        if cut and not self._sizes_cut:
+            most, counted = clients.num_examples.max(), bounded.num_examples.max()
+            warnings.warn(
+                f"The guard bounds the sizes of {cut:,} of {len(clients):,} clients: up to {most:,.0f} examples count "
+                f"as {counted:,.0f}. If these sizes are true, set guard='off', or a larger most_size.",
+                FedpickWarning,
+                stacklevel=3,  # the caller of Session or Session.grow
+            )
+        self._sizes_cut = cut
+        return bounded
 
     def split(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Return what a checkpoint must hold, as (arrays, plain values): the policy's state and the guard's."""
