@@ -92,6 +92,11 @@ def test_a_difference_too_small_to_find_says_so_and_equal_runs_are_the_same():
     assert verdict.details == ("They are the same in every seed.",)
 
 
+def test_differences_that_cancel_out_are_not_called_the_same():
+    verdict = judge({"uniform": runs_of((0.5, 0.75)), "afl": runs_of((0.75, 0.5))})
+    assert verdict.details[0].startswith("The clearest difference is that of afl: +0.0 points")
+
+
 def test_winners_that_are_tied_are_not_ranked_and_the_cheapest_is_told():
     verdict = judge(
         {

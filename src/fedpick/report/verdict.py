@@ -243,7 +243,7 @@ def _without_winner(rivals: _Rivals) -> Verdict:
         needed = {each.label: rivals.gaps[each.label].pairs_needed(_MOST_SEEDS) or np.inf for each in known}
         closest = min(needed, key=needed.__getitem__)
         gap = rivals.gaps[closest]
-        if not any(rivals.gaps[each.label].mean for each in known):
+        if not any(any(rivals.gaps[each.label].known) for each in known):
             details.append("They are the same in every seed.")
         elif np.isfinite(needed[closest]):
             more = int(needed[closest]) - len(gap.values)
