@@ -97,6 +97,13 @@ def test_differences_that_cancel_out_are_not_called_the_same():
     assert verdict.details[0].startswith("The clearest difference is that of afl: +0.0 points")
 
 
+def test_a_difference_of_one_seed_has_no_interval_to_show():
+    noisy = runs_of((0.80, 0.62, 0.711))
+    verdict = judge({"uniform": runs_of(UNIFORM), "afl": noisy, "herd": runs_of((0.9,))})
+    assert verdict.details[0].startswith("The clearest difference is that of afl: +0.0 points")
+    assert "interval +0.0 to +0.0" not in " ".join(verdict.details)
+
+
 def test_winners_that_are_tied_are_not_ranked_and_the_cheapest_is_told():
     verdict = judge(
         {

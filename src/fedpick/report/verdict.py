@@ -58,8 +58,8 @@ class _Yardstick(NamedTuple):
 
     def gap(self, difference: Difference) -> str:
         """+3.2 points (95 % interval +1.0 to +5.4)."""
-        ends = difference.interval or (0.0, 0.0)
-        numbers = (difference.mean or 0.0, *ends)
+        assert difference.mean is not None and difference.interval is not None
+        numbers = (difference.mean, *difference.interval)
         mean, low, high = (f"{100 * each:+.1f}" if self.sign > 0 else f"{each:+.3g}" for each in numbers)
         return f"{mean}{' points' if self.sign > 0 else self.unit} (95 % interval {low} to {high})"
 
@@ -237,7 +237,7 @@ def _without_winner(rivals: _Rivals) -> Verdict:
         f"No difference in {yardstick.name} that these {rivals.seeds} seeds can show between {baseline.label} and "
         f"{_names([each.label for each in rivals.tied])}: a tie."
     )
-    known = [each for each in rivals.tied if rivals.gaps[each.label].mean is not None]
+    known = [each for each in rivals.tied if rivals.gaps[each.label].interval is not None]
     details = []
     if known:
         needed = {each.label: rivals.gaps[each.label].pairs_needed(_MOST_SEEDS) or np.inf for each in known}
