@@ -149,6 +149,14 @@ def test_runs_that_lack_rounds_do_not_count():
     assert verdict.details[-1] == "1 run not finished: not counted here."
 
 
+def test_the_headline_compares_the_seeds_that_both_policies_finished():
+    more = runs_of((*UNIFORM, 0.5, 0.5, 0.5))
+    more[-1].rounds["accuracy"][:] = np.nan
+    verdict = judge({"uniform": more, "pow-d": runs_of(BETTER), "md": runs_of((*UNIFORM, 0.5, 0.51))})
+    assert verdict.headline.startswith("pow-d is better than uniform: final accuracy 76.3 % instead of 71.0 %, +5.3")
+    assert verdict.headline.endswith(", 3 seeds.")
+
+
 def test_the_baseline_can_be_named_and_is_the_first_without_uniform():
     policies = {"md": runs_of(UNIFORM), "pow-d": runs_of(BETTER), "afl": runs_of(WORSE)}
     assert judge(policies).headline.startswith("pow-d is better than md")

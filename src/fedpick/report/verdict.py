@@ -205,10 +205,15 @@ def _with_winner(
     details = []
     chosen = leader
     if len(leading) == 1:
-        own, other = (analysis.over_seeds(each, yardstick.measure) for each in (leader, baseline))
+        # Over the seeds of the difference: one policy may have finished more of them than the other.
+        shared = {run.run.seed for run in leader.runs} & {run.run.seed for run in baseline.runs}
+        own, other = (
+            Quantity(tuple(yardstick.measure(run) for run in each.runs if run.run.seed in shared))
+            for each in (leader, baseline)
+        )
         headline = (
             f"{leader.label} is better than {baseline.label}: {yardstick.name} {yardstick.value(own)} instead of "
-            f"{yardstick.value(other)}, {yardstick.gap(gaps[leader.label])}, {rivals.seeds} seeds."
+            f"{yardstick.value(other)}, {yardstick.gap(gaps[leader.label])}, {len(shared)} seeds."
         )
     else:
         labels = _names([f"{each.label} ({yardstick.gap(gaps[each.label])})" for each in leading])
