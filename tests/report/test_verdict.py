@@ -141,6 +141,9 @@ def test_one_seed_gives_no_verdict_and_neither_does_one_policy():
     assert "--seeds 3" in verdict.headline
     assert judge({"uniform": runs_of(UNIFORM)}).headline == "Only uniform has finished: final accuracy 71.0 %."
     assert judge({"uniform": []}).headline.startswith("No verdict yet")
+    partly = runs_of(UNIFORM)
+    partly[0].rounds["accuracy"][:] = np.nan
+    assert judge({"uniform": partly}).headline == "Only uniform has finished: final accuracy N/A."
 
 
 def test_runs_that_lack_rounds_do_not_count():

@@ -29,6 +29,7 @@ __all__ = [
     "CLOCK_TITLE",
     "CREDIBILITY_TITLE",
     "FORMATS",
+    "NOT_REACHED",
     "TIME_TITLE",
     "Column",
     "DifferenceColumn",

@@ -17,7 +17,7 @@ from fedpick.report import analysis
 from fedpick.report.analysis import Difference, PolicyResults, Quantity, Results, RunMeasure, RunResults
 from fedpick.report.fairness import Fairness
 from fedpick.report.groups import GroupAccount
-from fedpick.report.tables import clock_unit
+from fedpick.report.tables import NOT_REACHED, clock_unit
 
 __all__ = ["Verdict", "plural", "verdict_of"]
 
@@ -53,8 +53,9 @@ class _Yardstick(NamedTuple):
     """Of a difference; accuracies differ by points."""
 
     def value(self, quantity: Quantity) -> str:
-        mean = quantity.mean or 0.0
-        return f"{100 * mean:.1f} %" if self.sign > 0 else f"{mean:.4g}"
+        if quantity.mean is None:
+            return NOT_REACHED
+        return f"{100 * quantity.mean:.1f} %" if self.sign > 0 else f"{quantity.mean:.4g}"
 
     def gap(self, difference: Difference) -> str:
         """+3.2 points (95 % interval +1.0 to +5.4)."""
