@@ -227,6 +227,12 @@ def test_the_group_that_lacks_most_of_its_weight_is_told():
     fair = accounts_of(better, [(0.3, 0.2, 0.4, 0.1)] * 3)
     verdict = judge({"uniform": uniform, "ca-fed": better}, fair)
     assert verdict.details[-1].startswith("No group of clients pays for it")
+    noisy = accounts_of(better, [(0.0, 0.0, 0.9, 0.1), (0.3, 0.2, 0.4, 0.1), (0.3, 0.0, 0.6, 0.1)])
+    verdict = judge({"uniform": uniform, "ca-fed": better}, noisy)
+    assert verdict.details[-1] == (
+        "Who pays for it is not shown with these seeds: less available clients get 27 % of the weight instead of 50 %, "
+        "their share of the examples."
+    )
 
 
 # Ties in tables

@@ -314,22 +314,24 @@ def _payers(policy: PolicyResults, baseline: PolicyResults, accounts: Mapping[in
     )
     if not own:
         return [_least_chosen(policy, baseline)]
-    gaps = {}
+    lacking = {}
     for name in _groups(own):
         pairs = [_shares(account, name) for account in own]
         gap = Difference(tuple(realized - target for target, realized in pairs))
-        if gap.shown and (gap.mean or 0.0) <= -_SMALLEST_GAP:
-            gaps[name] = (gap.mean or 0.0, *np.mean(pairs, axis=0))
-    if not gaps:
+        if (gap.mean or 0.0) <= -_SMALLEST_GAP:
+            lacking[name] = (gap, *np.mean(pairs, axis=0))
+    if not lacking:
         return [f"No group of clients pays for it: under {policy.label} each gets its share of the weight."]
-    name = min(gaps, key=lambda each: gaps[each][0])
-    _, target, realized = gaps[name]
+    shown = {name: each for name, each in lacking.items() if each[0].shown}
+    name = min(shown or lacking, key=lambda each: lacking[each][0].mean or 0.0)
+    _, target, realized = lacking[name]
+    head = "Who pays for it" if shown else "Who pays for it is not shown with these seeds"
     who = f"clients of {name}" if name.startswith("cluster") else f"{name} clients"
     under = ""
     if other:
         under = f" (under {baseline.label}: {100 * np.mean([_shares(account, name)[1] for account in other]):.0f} %)"
     return [
-        f"Who pays for it: {who} get {100 * realized:.0f} % of the weight instead of {100 * target:.0f} %, "
+        f"{head}: {who} get {100 * realized:.0f} % of the weight instead of {100 * target:.0f} %, "
         f"their share of the examples{under}."
     ]
 
