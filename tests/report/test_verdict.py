@@ -254,6 +254,13 @@ def test_a_table_marks_no_winner_on_noise():
     assert set(alone.best()) == {None}
 
 
+def test_a_table_pairs_no_runs_of_different_seeds():
+    later = [
+        dataclasses.replace(run, run=dataclasses.replace(run.run, seed=run.run.seed + 1)) for run in runs_of(BETTER)
+    ]
+    assert set(table_of({"uniform": runs_of(UNIFORM), "pow-d": later}).best()) == {None}
+
+
 def test_leaders_are_the_best_and_all_that_it_does_not_beat():
     quantities = {
         "a": Quantity((1.0, 2.0, 3.0)),

@@ -222,6 +222,8 @@ class Quantity:
     """One value per seed, with mean and spread. `mean` is None if a seed has no value: the papers' N/A."""
 
     values: tuple[float | None, ...] = field(default=())
+    seeds: tuple[int, ...] = field(default=(), compare=False)
+    """Of the values; empty if they are not those of runs."""
 
     @property
     def known(self) -> list[float]:
@@ -280,7 +282,8 @@ class Difference(Quantity):
 def leaders(quantities: Mapping[str, Quantity], best: str) -> list[str]:
     """The label with the best mean, then those that its paired 95 % interval does not tell from it: a tie.
 
-    `best` is "low" or "high". All quantities hold the same seeds in the same order. Empty with fewer than two means.
+    `best` is "low" or "high". Quantities of other seeds, which cannot be paired, are a tie. Empty with fewer than two
+    means.
     """
     known = {label: each for label, each in quantities.items() if each.mean is not None}
     if len(known) < 2:
@@ -290,7 +293,8 @@ def leaders(quantities: Mapping[str, Quantity], best: str) -> list[str]:
 
     def beaten(other: Quantity) -> bool:
         own, values = known[first].known, other.known
-        return len(own) == len(values) and Difference(tuple(np.subtract(own, values).tolist())).shown
+        paired = len(own) == len(values) and known[first].seeds == other.seeds
+        return paired and Difference(tuple(np.subtract(own, values).tolist())).shown
 
     return [first, *(label for label, each in known.items() if label != first and not beaten(each))]
 
@@ -320,7 +324,7 @@ def paired_difference(policy: PolicyResults, baseline: PolicyResults, measure: R
 
 def over_seeds(policy: PolicyResults, measure: RunMeasure) -> Quantity:
     """One value per seed of a policy."""
-    return Quantity(tuple(measure(run) for run in policy.runs))
+    return Quantity(tuple(measure(run) for run in policy.runs), tuple(run.run.seed for run in policy.runs))
 
 
 def smoothed(values: FloatArray, window: int) -> FloatArray:
