@@ -57,7 +57,14 @@ def test_a_store_from_before_rounds_named_them_is_still_read():
     assert [(doubt.client, doubt.lost_in) for doubt in lies.doubts_of(run)] == [(0, 2), (5, 3), (1, 4)]
     assert lies.found(run) == 1.0
     assert lies.false_alarms(run) == 1 / 8
-    assert lies.found_by(run) == 3
+    assert lies.found_by(run) == 2
+
+
+def test_half_of_the_liars_is_enough():
+    assert lies.found_by(attacked(10, 4, lost={2: [0], 3: [1], 5: [2, 3]})) == 4
+    assert lies.found_by(attacked(10, 2, lost={2: [0]})) == 3
+    assert lies.found_by(attacked(10, 3, lost={2: [0], 4: [1]})) == 5
+    assert lies.found_by(attacked(10, 3, lost={2: [0]})) is None
 
 
 def test_without_a_guard_nobody_is_found():
