@@ -153,6 +153,9 @@ def test_overrides(tmp_path):
     assert spec.override(seeds=1).seeds == (0,)
     assert spec.override(seeds=4).seeds == (0, 1, 2, 3)
     assert spec.override(seeds=[7, 9]).seeds == (7, 9)
+    for number in (0, -1):
+        with pytest.raises(SpecError, match=f"1 to 10,000 seeds. Got {number}"):
+            spec.override(seeds=number)
     assert [policy.name for policy in spec.override(only=["MD"]).policies] == ["md"]
     with pytest.raises(SpecError, match="Did you mean 'uniform'"):
         spec.override(only=["unifrm"])

@@ -278,8 +278,8 @@ def _plain(value: Any) -> Any:
 def _some_seeds(own: tuple[int, ...], wanted: int | Sequence[int]) -> tuple[int, ...]:
     if not isinstance(wanted, int):
         return tuple(wanted)
-    if wanted > MOST_SEEDS:
-        raise SpecError([(Place("command line"), f"--seeds may ask for up to {MOST_SEEDS:,} seeds. Got {wanted:,}.")])
+    if not 1 <= wanted <= MOST_SEEDS:
+        raise SpecError([(Place("command line"), f"--seeds may ask for 1 to {MOST_SEEDS:,} seeds. Got {wanted:,}.")])
     seeds = list(own[:wanted])
     candidate = max(own, default=-1) + 1
     while len(seeds) < wanted:
