@@ -50,6 +50,12 @@ def test_every_policy_gets_the_same_grid_and_a_schedule_keeps_its_shape():
     assert only_server.policies[1].local == {"lr": 0.2}
 
 
+def test_tables_and_lists_can_be_tried():
+    tried = [{"initial": 0.1}, {"initial": 0.2}]
+    searched = tune.grid_spec(make_spec(), tune.candidates([], [], {"local.lr": tried}))
+    assert [policy.local["lr"] for policy in searched.policies] == 2 * tried
+
+
 def test_validation_data_are_held_out_where_the_spec_has_none():
     grid = tune.candidates([0.1], [])
 

@@ -128,7 +128,7 @@ def _own_grid(policy: PolicySpec, grid: Sequence[Candidate]) -> list[Candidate]:
         replace(each, others=tuple((key, value) for key, value in each.others if "." in key or key in known))
         for each in grid
     ]
-    return list(dict.fromkeys(own))
+    return [each for place, each in enumerate(own) if each not in own[:place]]  # values may be lists: no hashes
 
 
 def _require_owners(spec: Spec, grid: Sequence[Candidate]) -> None:
