@@ -50,6 +50,11 @@ def test_every_policy_gets_the_same_grid_and_a_schedule_keeps_its_shape():
     assert only_server.policies[1].local == {"lr": 0.2}
 
 
+def test_a_rate_is_tried_by_one_option_only():
+    with pytest.raises(InvalidInput, match=r"--try server\.lr and --server-lr set the same rate"):
+        tune.candidates([], [0.3], {"server.lr": [0.1, 0.2]})
+
+
 def test_tables_and_lists_can_be_tried():
     tried = [{"initial": 0.1}, {"initial": 0.2}]
     searched = tune.grid_spec(make_spec(), tune.candidates([], [], {"local.lr": tried}))

@@ -110,6 +110,9 @@ def candidates(
             raise InvalidInput(f"--try names local.KEY, server.KEY or a hyper-parameter. Got {key!r}.")
         if not values or len({repr(value) for value in values}) < len(values):
             raise InvalidInput(f"--try {key} needs one or more values, each once. Got {list(values)}.")
+    for key, option, rates in (("local.lr", "--local-lr", local_lr), ("server.lr", "--server-lr", server_lr)):
+        if rates and key in (others or {}):
+            raise InvalidInput(f"--try {key} and {option} set the same rate. Give one of them.")
     if not local_lr and not server_lr and not others:
         raise InvalidInput("There is nothing to search: give --local-lr, --server-lr or --try.")
     unchanged: list[float | None] = [None]
