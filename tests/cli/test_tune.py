@@ -60,3 +60,9 @@ def test_what_cannot_be_tried_is_refused_before_the_search(fedpick, tmp_path, gi
     code, _, err = fedpick("tune", "spec.toml", "--try", given)
     assert code == 2 and sentence in err
     assert not (tmp_path / "results").exists()
+
+
+def test_a_score_of_no_evaluations_is_refused_before_the_search(fedpick, tmp_path):
+    code, _, err = fedpick("tune", "spec.toml", "--local-lr", "0.1,0.2", "--evaluations", "0", "-p", "1")
+    assert code == 2 and "--evaluations" in err
+    assert not (tmp_path / "results").exists()

@@ -42,7 +42,7 @@ def tune(
     rounds: Annotated[int | None, typer.Option(help="Rounds per run; default: those of the spec.")] = None,
     only: Annotated[str | None, typer.Option(help="Only these policies (names or labels): fedcor,uniform")] = None,
     score: Annotated[str, typer.Option(help="On validation data: accuracy or loss.")] = "accuracy",
-    evaluations: Annotated[int, typer.Option(help="Score: the mean of this many last evaluations.")] = 5,
+    evaluations: Annotated[int, typer.Option(min=1, help="Score: the mean of this many last evaluations.")] = 5,
     holdout: Annotated[float, typer.Option(help="Validation share of every client, unless the spec sets one.")] = 0.2,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The new spec; default: SPEC-tuned.toml beside SPEC.")
