@@ -21,7 +21,13 @@ def test_toml_that_is_written_reads_the_same(file):
 def test_toml_knows_every_kind_of_value():
     content = {
         "title": 'a "quoted" \\ ünï\n\x7f',
-        "run": {"a b": [1, 2.5, True], "inf": float("inf"), "small": 1e-07, "nested": {"x": {"y": []}}},
+        "run": {
+            "a b": [1, 2.5, True],
+            "\N{BICYCLE} \x7f": 1,
+            "inf": float("inf"),
+            "small": 1e-07,
+            "nested": {"x": {"y": []}},
+        },
         "policies": [{"name": "a", "local": {"lr": 1.0}}, {"name": "b"}],
     }
     assert tomllib.loads(toml_text(content)) == content

@@ -100,7 +100,7 @@ def _lines(table: Mapping[str, Any]) -> list[str]:
 
 
 def _key(key: str) -> str:
-    return key if _BARE.fullmatch(key) else json.dumps(key)
+    return key if _BARE.fullmatch(key) else _value(key)
 
 
 def _value(value: Any) -> str:
