@@ -43,3 +43,4 @@ def test_lines_of_nested_tables():
     assert place_of(lines, ("policies", 1, "a", "b", "c")) == 7
     assert place_of(lines, ("nothing",)) is None
     assert key_lines('a = """\nb = 1\n"""\nc = 2') == {("a",): 1, ("c",): 4}
+    assert key_lines('a = "\N{LINE SEPARATOR}"\r\n[run]\r\nb = 2') == {("a",): 1, ("run",): 2, ("run", "b"): 3}

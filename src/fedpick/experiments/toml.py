@@ -38,7 +38,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
     entries: Counter[tuple[str, ...]] = Counter()
     table: KeyPath = ()
     in_text = False
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         opened = in_text
         if len(_TRIPLE.findall(line)) % 2:
             in_text = not in_text
