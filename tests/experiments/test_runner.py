@@ -136,6 +136,15 @@ def test_restart_forgets_everything(tmp_path):
     assert all(run.rounds_done == 5 for run in store.runs(report.experiment.id))
 
 
+def test_wrong_options_are_refused_before_a_restart_discards_rounds(tmp_path):
+    store, _ = complete(tmp_path, spec=tiny_spec(rounds=2))
+    before = content(store)
+    for options in ({"processes": 0}, {"executor": "threads"}, {"address": "auto"}):
+        with pytest.raises(InvalidInput):
+            complete(tmp_path, spec=tiny_spec(rounds=2), restart=True, **options)
+    assert content(store) == before
+
+
 def test_a_run_begun_by_another_version_is_not_mixed(tmp_path, monkeypatch):
     complete(tmp_path, spec=tiny_spec(rounds=5))
     monkeypatch.setattr(fedpick, "__version__", "99.0")

@@ -80,6 +80,7 @@ def run(
     all runs are finished. Ctrl-C, or `stop.set()`, ends it after the rounds being computed. Call it again to resume.
     `latest` False: the experiment does not become the latest of the store.
     """
+    make_executor(executor, processes=processes, address=address, num_runs=1)  # refuse before anything is discarded
     refuse_early([spec.settings_of(policy, spec.seeds[0]) for policy in spec.policies])
     if not restart:
         # Finished runs too: one table must not hold two traces under one name.
