@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,13 @@ def test_experiments_are_found_by_id_title_or_hash_and_the_latest_is_the_default
     store.register(tiny_spec(POLICIES, rounds=12, seeds=2, every=3))
     assert store.experiment().hash == first.hash
     assert (first.rounds, first.targets) == (12, (0.5,))
+
+
+def test_a_title_that_is_a_number_hides_no_id(tmp_path):
+    store = Store(tmp_path / "a.sqlite")
+    first = store.register(replace(tiny_spec(rounds=1), title="2"))
+    second = store.register(replace(tiny_spec(rounds=2), title="1"))
+    assert [store.experiment(each).id for each in (first, second)] == [first, second] == [1, 2]
 
 
 def test_experiments_share_runs(filled):

@@ -787,7 +787,7 @@ class Store:
         return [_experiment(row, lengths.get(row.id, 0)) for row in self._rows(query)]
 
     def experiment(self, which: str | int | None = None) -> Experiment:
-        """By id, title or the first letters of the hash; None: the latest."""
+        """By id, else by title, else by the first letters of the hash; None: the latest."""
         known = self.experiments()
         if not known:
             raise InvalidInput("There is no experiment in this store yet. Make one: fedpick run SPEC.toml.")
@@ -795,7 +795,8 @@ class Store:
             return known[0]
         text = str(which)
         for matches in (
-            [each for each in known if str(each.id) == text or each.title == text],
+            [each for each in known if str(each.id) == text],
+            [each for each in known if each.title == text],
             [each for each in known if len(text) >= 4 and each.hash.startswith(text)],
         ):
             if matches:
