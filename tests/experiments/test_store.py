@@ -130,6 +130,14 @@ def test_a_title_that_is_a_number_hides_no_id(tmp_path):
     assert [store.experiment(each).id for each in (first, second)] == [first, second] == [1, 2]
 
 
+def test_a_seed_that_no_database_holds_is_refused(tmp_path):
+    store = Store(tmp_path / "a.sqlite")
+    store.register(tiny_spec(rounds=1).override(seeds=[2**63 - 1]))
+    with pytest.raises(InvalidInput, match="takes seeds up to 9,223,372,036,854,775,807"):
+        store.register(tiny_spec(rounds=1).override(seeds=[0, 2**63]))
+    assert len(store.experiments()) == 1
+
+
 def test_experiments_share_runs(filled):
     store, first = filled
     wider = run(tiny_spec(("uniform", "md"), rounds=12, seeds=2, every=3), store, processes=1).experiment

@@ -71,6 +71,8 @@ _LOCK_SECONDS = 30
 """How long SQLite waits for another program's lock."""
 _BATCH_ROUNDS, _BATCH_CELLS = 2048, 2**20
 """Rounds, and rounds x clients, that `Store.choices` reads at a time."""
+_LARGEST_SEED = 2**63 - 1
+"""Of a database's integers; sessions take twice as many."""
 _BEGIN_WRITING = "BEGIN IMMEDIATE"
 """In SQLite: a transaction that began as a reader could fail when it writes; this one waits."""
 _QUEUE = 7_305_811_204
@@ -567,6 +569,8 @@ class Store:
         found = connection.scalar(sa.select(tables.runs.c.id).where(tables.runs.c.key == key))
         if found is not None:
             return int(found)
+        if settings["seed"] > _LARGEST_SEED:
+            raise InvalidInput(f"The store takes seeds up to {_LARGEST_SEED:,}. Got {settings['seed']:,}.")
         parameters = {name: value for name, value in settings["policy"].items() if name != "name"}
         return _insert(
             connection,
