@@ -138,6 +138,22 @@ def test_a_loaded_session_goes_on_and_equals_a_run_that_never_stopped(store, tmp
     assert verify(store).sentences == []
 
 
+def test_the_accuracy_of_a_dropped_round_is_not_the_latest_one(store, tmp_path):
+    session = session_of()
+    with Recorder(store, session, experiment="cut") as recorder:
+        train(session, recorder, 3)
+        session.save(tmp_path / "policy")
+        train(session, recorder, 2)
+    again = fedpick.Session.load(tmp_path / "policy")
+    with Recorder(store, again, experiment="cut") as recorder:
+        selection = again.ask(budget=2)
+        outcome = fedpick.Outcome(index=3, clients=selection.clients, completed=np.ones(2, bool))
+        again.tell(outcome)
+        recorder.round(selection, outcome)  # without an evaluation
+        assert store.run(recorder.run_id).accuracy == store.rounds(recorder.run_id)["accuracy"][2]
+    assert verify(store).sentences == []
+
+
 def test_nothing_is_discarded_unasked_and_no_round_is_left_out(store):
     session = session_of()
     with Recorder(store, session, experiment="e") as recorder:

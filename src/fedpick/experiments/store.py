@@ -681,7 +681,7 @@ class Store:
                 for table in (tables.checkpoints, tables.leases):
                     connection.execute(table.delete().where(table.c.run_id == run_id))
                 self._drop_rounds(connection, run_id, 0)
-                values = {"status": "new", "error": None, "wall_seconds": 0.0, "accuracy": None, "manifest": None}
+                values = {"status": "new", "error": None, "wall_seconds": 0.0, "manifest": None}
                 connection.execute(tables.runs.update().where(tables.runs.c.id == run_id), values)
 
     def _drop_rounds(self, connection: sa.Connection, run_id: int, first: int) -> None:
@@ -689,7 +689,10 @@ class Store:
             connection.execute(table.delete().where(table.c.run_id == run_id, table.c.round >= first))
         final = tables.client_accuracies
         connection.execute(final.delete().where(final.c.run_id == run_id, final.c.rounds_done > first))
-        connection.execute(tables.runs.update().where(tables.runs.c.id == run_id), {"rounds_done": first})
+        rounds = tables.rounds.c
+        latest = sa.select(rounds.accuracy).where(rounds.run_id == run_id, rounds.accuracy.is_not(None))
+        values = {"rounds_done": first, "accuracy": connection.scalar(latest.order_by(rounds.round.desc()).limit(1))}
+        connection.execute(tables.runs.update().where(tables.runs.c.id == run_id), values)
 
     def replace_federation(self, run_id: int, federation_id: int) -> None:
         """Give a run another table of clients: a longer one, or other facts. Needs the lease of the run.
