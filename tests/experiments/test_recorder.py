@@ -154,6 +154,18 @@ def test_the_accuracy_of_a_dropped_round_is_not_the_latest_one(store, tmp_path):
     assert verify(store).sentences == []
 
 
+def test_a_loop_that_ends_before_its_next_checkpoint_is_not_damaged(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpick.experiments.recorder._CHECKPOINT_SHARE", 0.0)  # as if rounds took long
+    session = session_of()
+    with Recorder(store, session, experiment="cut") as recorder:
+        train(session, recorder, 3)
+        session.save(tmp_path / "policy")
+        train(session, recorder, 2)
+    with Recorder(store, fedpick.Session.load(tmp_path / "policy"), experiment="cut"):
+        pass  # a crash, before a round is recorded
+    assert verify(store).sentences == []
+
+
 def test_nothing_is_discarded_unasked_and_no_round_is_left_out(store):
     session = session_of()
     with Recorder(store, session, experiment="e") as recorder:
