@@ -92,6 +92,21 @@ def test_a_random_population_is_rebuilt_as_the_run_saw_it(tmp_path):
         groups.groups_of(made, made.runs(1)[0], "cluster")
 
 
+def test_logs_that_are_read_at_the_time_of_the_clock_have_groups(tmp_path):
+    log = tmp_path / "log.csv"
+    lines = [
+        f"{client},{time},{state}"
+        for client in range(40)
+        for time, state in ((0, "on"), (client + 1, "off"), (60, "on"))
+    ]
+    log.write_text("\n".join(["client,time,state", *lines]) + "\n")
+    options = {"path": str(log), "round_seconds": 1.0, "clock": True}
+    spec = dataclasses.replace(make_spec(seeds=1), availability=Named(name="trace", options=options))
+    made = make_store(tmp_path / "a.sqlite", spec, done=1)
+    found = groups.find_groups(made, made.runs(1)[0])
+    assert found is not None and found.by == "availability"
+
+
 def test_importance_adds_up_as_by_hand(store):
     run = store.runs(1)[0]
     by_cluster = groups.groups_of(store, run, "cluster")

@@ -28,6 +28,7 @@ from fedpick.core.arrays import FloatArray, IntArray
 from fedpick.core.errors import FedpickError, InvalidInput
 from fedpick.core.types import Clients
 from fedpick.experiments.input_files import refuse_changed_files
+from fedpick.experiments.settings import availability_of
 from fedpick.experiments.store import Choices, Run, Store
 from fedpick.report.analysis import Results
 from fedpick.theory.ca_fed import chi_square_divergence
@@ -170,11 +171,10 @@ def _rebuilt_trace(store: Store, run: Run) -> availability.Trace:
     histogram = None if facts.label_histogram is None else facts.label_histogram.astype(np.float64)
     clients = Clients(num_examples=facts.num_examples, label_histogram=histogram)
     refuse_changed_files(run.manifest, run.settings, ["availability"])
-    options = {key: value for key, value in run.settings["availability"].items() if key != "history"}
-    if "name" not in options:
+    process = run.settings["availability"]
+    if "name" not in process:
         raise InvalidInput(f"The settings of {run.label} name no availability. Run `fedpick verify` on the store.")
-    seed = options.pop("seed", run.seed)
-    return availability.get(options.pop("name"), **options).start(clients, seed)
+    return availability_of(process).start(clients, process.get("seed", run.seed))
 
 
 def accounts_of(store: Store, results: Results, grouping: str | None = None) -> dict[int, GroupAccount]:
