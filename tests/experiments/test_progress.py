@@ -35,6 +35,14 @@ def test_lines_say_names_as_they_are():
     assert f"{NAMES[0]}, seed 0: done" in stream.getvalue()
 
 
+def test_rounds_that_are_computed_again_are_no_negative_speed():
+    stream = io.StringIO()
+    lines = Lines(stream, every=0.0)
+    lines.start([RunLine(1, "a", 0, 20, 10)])
+    lines.update(1, 8, None)
+    assert stream.getvalue().splitlines()[-1] == "a, seed 0: 8/20 rounds, 0.0/s"
+
+
 def test_json_lines_are_json_where_there_is_no_accuracy():
     stream = io.StringIO()
     lines = JsonLines(stream)

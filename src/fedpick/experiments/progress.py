@@ -80,7 +80,8 @@ class Lines(Progress):
         said, rounds, since = self._latest.setdefault(run_id, (now, self._runs[run_id].done, now))
         if now - said >= self.every:
             run = self._runs[run_id]
-            speed = (done - rounds) / max(now - since, 1e-9)
+            # Resuming drops the rounds beyond the last checkpoint: there may be fewer than before.
+            speed = max(done - rounds, 0) / max(now - since, 1e-9)
             left = f", {(run.rounds - done) / speed:.0f} s left" if speed else ""
             self._say(f"{run.name}: {done}/{run.rounds} rounds, {speed:.1f}/s{left}{_percent(accuracy)}")
             self._latest[run_id] = (now, done, now)
