@@ -77,6 +77,11 @@ def test_logs_are_matched_by_the_ids_of_the_table(folder):
     assert masks == [[True, False, True, True], [False, True, True, True]]
 
 
+def test_epochs_replace_the_steps_of_local_training(folder):
+    local = small(changes={"local": {"epochs": 1}}).experiment.spec["local"]
+    assert local["epochs"] == 1 and "steps" not in local
+
+
 @pytest.mark.parametrize(
     ("options", "files", "sentence"),
     [

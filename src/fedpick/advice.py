@@ -171,6 +171,8 @@ def advise(
     names = list(policies or short_list(table, availability=availability is not None, devices=devices is not None))
     if "uniform" not in names:
         names.insert(0, "uniform")  # what the others are compared with
+    if "epochs" in (changes or {}).get("local", {}):
+        del own["local"]["steps"]  # one of the two
     for section, values in (changes or {}).items():
         own[section] = {**own.get(section, {}), **values}
     first = presets.comparison(dataset=data, policies=names, partition="table", changes=own)
