@@ -19,7 +19,7 @@ from fedpick import advice
 from fedpick.data.client_table import read_clients
 from fedpick.experiments.runner import run
 from fedpick.experiments.settings import build_settings
-from fedpick.experiments.spec import load_specs
+from fedpick.experiments.spec import PolicySpec, load_specs
 from fedpick.experiments.store import Store, open_store
 from fedpick.report.analysis import PolicyResults, Results, common_time, load_results
 from fedpick.report.html import page_of
@@ -230,10 +230,20 @@ def test_a_run_that_fails_ends_the_advice(folder, monkeypatch):
         small()
 
 
+def flower_lines(name, budget, **parameters):
+    return advice._flower_lines(PolicySpec(name=name, label=name, parameters=parameters), budget)
+
+
 def test_the_lines_for_flower_fit_what_the_policy_needs():
-    assert 'probe="evaluate"' in advice._flower_lines("pow-d", 10)
-    assert "probe" not in advice._flower_lines("herd", 10)
-    assert "label_histogram" in advice._flower_lines("fedgs", 10)
+    assert 'probe="evaluate"' in flower_lines("pow-d", 10)
+    assert "probe" not in flower_lines("herd", 10)
+    assert "label_histogram" in flower_lines("fedgs", 10)
+
+
+def test_the_lines_for_flower_use_the_policy_as_it_was_compared(folder):
+    assert 'get("pow-d", num_candidates=8), budget=10, probe' in flower_lines("pow-d", 10, num_candidates=8)
+    given = small(changes={"local": {"steps": 2}, "run": {"budget": 3}})
+    assert "budget=3" in given.flower
 
 
 def test_the_lines_for_flower_run():
@@ -241,7 +251,7 @@ def test_the_lines_for_flower_run():
     from flwr.serverapp.strategy import FedAvg
 
     for policy in ("uniform", "herd", "pow-d", "fedgs", "fedcbs"):
-        exec(advice._flower_lines(policy, 3), {"FedAvg": FedAvg})
+        exec(flower_lines(policy, 3), {"FedAvg": FedAvg})
 
 
 @pytest.mark.slow

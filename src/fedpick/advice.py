@@ -18,7 +18,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedpick.core import registry
 from fedpick.core.errors import InvalidInput, TrainingFailed
 from fedpick.core.policy import Signal
 from fedpick.core.validation import whole
@@ -30,8 +29,8 @@ from fedpick.experiments.executors import StopFlag
 from fedpick.experiments.progress import Progress
 from fedpick.experiments.run import refuse_early
 from fedpick.experiments.runner import Report, run
-from fedpick.experiments.settings import build_settings, federation_of
-from fedpick.experiments.spec import Spec
+from fedpick.experiments.settings import build_settings, federation_of, policy_of
+from fedpick.experiments.spec import PolicySpec, Spec
 from fedpick.experiments.store import Experiment, Store
 from fedpick.experiments.toml import toml_text
 from fedpick.report import analysis
@@ -197,15 +196,15 @@ def advise(
         seconds = analysis.common_time(results.policies)
         verdict = verdict_of(results, accounts_of(opened, results), window=WINDOW, by=JUDGED_BY)
         write_atomically(target, _spec_text(looks))
-        chosen = next((each.name for each in first.policies if each.label == verdict.choice), None)
+        chosen = next((each for each in first.policies if each.label == verdict.choice), None)
         return Advice(
-            policy=chosen,
+            policy=None if chosen is None else chosen.name,
             verdict=verdict,
             dropped=tuple(dropped),
             unknown=_unknown(
                 first, table, availability is not None, None if seconds is None else _words(results, seconds)
             ),
-            flower=None if chosen is None else _flower_lines(chosen, budget),
+            flower=None if chosen is None else _flower_lines(chosen, first.budget),
             spec=target,
             experiment=report.experiment,
         )
@@ -329,14 +328,15 @@ def _reuse(federation: Federation) -> str:
     return f", whose {there:,} examples were reused to make {asked:,}"
 
 
-def _flower_lines(policy: str, budget: int) -> str:
-    """What a ServerApp needs to use a policy."""
-    needs = registry.get(policy).needs
+def _flower_lines(policy: PolicySpec, budget: int | None) -> str:
+    """What a ServerApp needs to use a policy as it was compared."""
+    needs = policy_of(policy.to_dict()).needs
+    options = "".join(f", {name}={value!r}" for name, value in policy.parameters.items())
     probe = ', probe="evaluate"' if Signal.LOSS in needs else ""
     lines = [
         "import fedpick",
         "from fedpick.flower import with_policy",
-        f'strategy = with_policy(FedAvg(), fedpick.policies.get("{policy}"), budget={budget}{probe})',
+        f'strategy = with_policy(FedAvg(), fedpick.policies.get("{policy.name}"{options}), budget={budget}{probe})',
     ]
     if Signal.LABEL_HISTOGRAM in needs:
         lines.append("# each ClientApp tells its labels: answer_probes(app, ..., label_histogram=...)")
