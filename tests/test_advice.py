@@ -97,6 +97,7 @@ def test_epochs_replace_the_steps_of_local_training(folder):
         ({"data": "nosuch"}, {}, "no data set named 'nosuch'"),
         ({"policies": ["nosuch"]}, {}, "no policy named 'nosuch'"),
         ({"changes": {"task": {"nosuch": 1}}}, {}, "no key 'nosuch'"),
+        ({"changes": {"run": {"seeds": [7, 8]}}}, {}, "give the most of them as --seeds"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(folder, options, files, sentence):

@@ -163,6 +163,10 @@ def advise(
     """
     whole("advise", "seeds", 2, value=seeds)
     whole("advise", "budget", 1, value=budget)
+    if "seeds" in (changes or {}).get("run", {}):
+        raise InvalidInput(
+            "advise looks at seeds 0, 1, 2, ... in turn: give the most of them as --seeds, not run.seeds."
+        )
     file = Path(clients)
     target = refuse_directory(Path(output) if output is not None else file.with_name(f"{file.stem}-advice.toml"))
     table = read_clients(clients)
