@@ -72,3 +72,10 @@ def test_check_shows_what_passed_and_what_failed(fedpick, monkeypatch):
         "FAILED  can fly",
         "Uniform: it cannot fly.",
     ]
+
+
+@pytest.mark.parametrize("wrong", ["beta", "=1", "a.=1"])
+def test_options_are_keys_and_values(fedpick, wrong):
+    code, _, err = fedpick("check", "uniform", "--set", wrong)
+    assert code == 2
+    assert err == f"error: --set must look like key=value, such as beta=0.3. Got {wrong!r}.\n"

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedpick.cli.options import complete_from, settings_list
+from fedpick.core.errors import InvalidInput
 
 __all__ = ["availability_app", "check", "data_app", "list_app"]
 
@@ -197,6 +198,10 @@ def data_show(
 
 
 def _options(texts: list[str] | None) -> dict[str, Any]:
+    for text in texts or []:
+        key, found, _ = text.partition("=")
+        if not (found and all(key.strip().split("."))):
+            raise InvalidInput(f"--set must look like key=value, such as beta=0.3. Got {text!r}.")
     return settings_list([f"options.{text}" for text in texts or []]).get("options", {})
 
 
