@@ -136,6 +136,13 @@ def test_latex_escapes_what_latex_would_take_amiss(accuracy_table):
     assert text.count("{") == text.count("}")
 
 
+def test_latex_prints_labels_as_they_are():
+    table = tables.tables_of(make_results({"d > 4 | n < 2": [make_run([0.1])], "[a] *": [make_run([0.1])]}))[0]
+    lines = tables.to_latex(table).splitlines()
+    assert any(line.startswith(r"d \textgreater{} 4 \textbar{} n \textless{} 2 &") for line in lines)
+    assert any(line.startswith("{}[a] * &") for line in lines)  # the line break before it has no option
+
+
 def test_terminal(accuracy_table):
     text = tables.to_text(accuracy_table)
     assert "toy & co: accuracy" in text

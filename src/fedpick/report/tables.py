@@ -527,7 +527,19 @@ def to_csv(table: Table) -> str:
     return output.getvalue()
 
 
-_LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}"}
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "<": r"\textless{}",  # this and the next two are other glyphs in TeX's default font
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+}
 
 
 def _latex(text: str) -> str:
@@ -549,7 +561,9 @@ def to_latex(table: Table) -> str:
     ]
     for label, *values in table.cells():
         marked = [rf"\textbf{{{_latex(v)}}}" if winners[i] == label else _latex(v) for i, v in enumerate(values)]
-        lines.append(" & ".join([_latex(label), *marked]) + r" \\")
+        # After the end of a line, LaTeX reads [ and * as options of the line break.
+        guard = "{}" if label.startswith(("[", "*")) else ""
+        lines.append(" & ".join([guard + _latex(label), *marked]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
 
 
