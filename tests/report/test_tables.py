@@ -136,6 +136,11 @@ def test_latex_escapes_what_latex_would_take_amiss(accuracy_table):
     assert text.count("{") == text.count("}")
 
 
+def test_markdown_shows_labels_as_they_are():
+    table = tables.tables_of(make_results({"<k> a|b *c*": [make_run([0.1])]}))[0]
+    assert r"| \<k> a\|b \*c\* |" in tables.to_markdown(table)
+
+
 def test_latex_prints_labels_as_they_are():
     table = tables.tables_of(make_results({"d > 4 | n < 2": [make_run([0.1])], "[a] *": [make_run([0.1])]}))[0]
     lines = tables.to_latex(table).splitlines()

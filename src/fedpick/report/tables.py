@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -481,13 +482,14 @@ def to_markdown(table: Table) -> str:
 
     def mark(cells: list[str]) -> list[str]:
         label, *values = cells
-        return [label, *(f"**{v}**" if winners[i] == label else v for i, v in enumerate(values))]
+        texts = [_markdown(text) for text in values]
+        return [_markdown(label), *(f"**{text}**" if winners[i] == label else text for i, text in enumerate(texts))]
 
-    head = [table.corner, *(column.heading for column in table.columns)]
-    lines = [f"**{table.title}**", "", _pipes(head), _pipes(["---", *("---:" for _ in table.columns)])]
+    head = [_markdown(text) for text in (table.corner, *(column.heading for column in table.columns))]
+    lines = [f"**{_markdown(table.title)}**", "", _pipes(head), _pipes(["---", *("---:" for _ in table.columns)])]
     lines += [_pipes(mark(cells)) for cells in table.cells()]
     if table.note:
-        lines += ["", table.note]
+        lines += ["", _markdown(table.note)]
     return "\n".join(lines) + "\n"
 
 
@@ -506,8 +508,13 @@ def to_html(table: Table) -> str:
     )
 
 
+def _markdown(text: str) -> str:
+    """Escape HTML, emphasis, code and the borders of cells."""
+    return re.sub(r"[\\`*<|]", r"\\\g<0>", text)
+
+
 def _pipes(cells: list[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return f"| {' | '.join(cells)} |"
 
 
 def to_csv(table: Table) -> str:
