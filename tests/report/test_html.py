@@ -237,6 +237,13 @@ def test_unfinished_and_failed_runs_are_named_and_lines_stop_where_seeds_differ(
     made.close()
 
 
+def test_seeds_of_a_long_run_that_are_a_round_apart_are_drawn(tmp_path):
+    made = make_store(tmp_path / "s.sqlite", make_spec(("uniform",), rounds=1000), done=lambda run: 9 + run.seed)
+    line = charts_of(made)["fairness"].data["measures"][0]["series"]["uniform"]
+    assert line["round"] == [2, 4, 6, 8]  # of a thousand rounds, every second one is kept, and the last
+    made.close()
+
+
 def test_evaluations_now_and_then(tmp_path):
     made = make_store(tmp_path / "s.sqlite", make_spec(("uniform",)), every=7)
     line = charts_of(made)["accuracy"].data["measures"][0]["series"]["uniform"]

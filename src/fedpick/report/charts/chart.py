@@ -206,7 +206,7 @@ def _most_points(material: Material) -> int:
 
 def shared_rounds(rounds: Sequence[IntArray]) -> IntArray:
     """The rounds that all of these have, ascending."""
-    distinct = {len(each): each for each in rounds}  # seeds of equal length have the same rounds
+    distinct = {(len(each), int(each[-1])): each for each in rounds}  # most seeds have the same rounds
     return reduce(partial(np.intersect1d, assume_unique=True), distinct.values())
 
 
