@@ -205,6 +205,23 @@ def test_clients_that_join_were_not_available_before(store):
     assert len(store._rows(__import__("sqlalchemy").text("select * from federations"))) == 1
 
 
+def test_the_page_of_seeds_with_different_numbers_of_clients(store, tmp_path):
+    pytest.importorskip("plotly")
+    from fedpick.report import write_figures
+    from fedpick.report.charts import sections_of
+    from fedpick.report.material import read_material
+
+    for label, seed, count in (("grown", 1, 6), ("grown", 2, 8), ("small", 1, 5)):
+        session = session_of(seed=seed, count=count)
+        with Recorder(store, session, experiment="growing", label=label) as recorder:
+            train(session, recorder, 3)
+    charts = {chart.key: chart.data for section in sections_of(read_material(store)) for chart in section.charts}
+    frequency = charts["frequency"]
+    assert len(frequency["positions"]) == 8
+    assert {label: len(line) for label, line in frequency["measures"][0]["ranked"].items()} == {"grown": 8, "small": 5}
+    assert (tmp_path / "frequency-chosen.png") in write_figures(store, tmp_path, ["png"])
+
+
 def test_damage_is_found_and_left_to_the_loop(store):
     session = session_of()
     with Recorder(store, session, experiment="e") as recorder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,20 @@ def _means(values: FloatArray) -> FloatArray:
     return np.asarray(np.add.reduceat(values, starts) / np.diff(starts, append=len(values)))
 
 
+def _mean_by_rank(values: Sequence[FloatArray]) -> FloatArray:
+    """Mean over the seeds of the largest value, the second largest, and so on, of the seeds that have so many."""
+    ranked = np.full((len(values), max(map(len, values))), np.nan)
+    for row, each in zip(ranked, values, strict=True):
+        row[: len(each)] = np.sort(each)[::-1]
+    return np.asarray(np.nanmean(ranked, axis=0))
+
+
 def _frequency(material: Material) -> Chart | None:
     """How often each client was chosen and how much weight it had; ranked, or client by client."""
     runs = material.all_begun()
-    federation = material.federations.get(runs[0].run.id) if runs else None
+    # Clients may join a recorded session: one seed then has more of them than another.
+    known = [material.federations[run.run.id] for run in runs if run.run.id in material.federations]
+    federation = max(known, key=lambda each: each.num_clients, default=None)
     if federation is None or federation.num_clients == 0:
         return None
 
@@ -62,8 +72,7 @@ def _frequency(material: Material) -> Chart | None:
                 "key": key,
                 "name": name,
                 "ranked": {
-                    label: numbers(_means(np.mean([np.sort(value(run))[::-1] for run in mine], axis=0)))
-                    for label, mine in policies
+                    label: numbers(_means(_mean_by_rank([value(run) for run in mine]))) for label, mine in policies
                 },
                 "single": {label: numbers(_means(value(mine[0]))) for label, mine in policies},
                 "reference": {

@@ -198,7 +198,8 @@ def _client_figures(chart: Chart, styles: Styles) -> Figures:
         axes.plot(ranks, reference["ranked"], color=_GREY, linestyle=":", linewidth=1, label=reference["name"])
         for label, values in measure["ranked"].items():
             style = styles[label]
-            axes.plot(ranks, values, color=style.light, linestyle=LINE_STYLES[style.dash], linewidth=1.3, label=label)
+            shown = ranks[: len(values)]  # a policy may have been recorded with fewer clients
+            axes.plot(shown, values, color=style.light, linestyle=LINE_STYLES[style.dash], linewidth=1.3, label=label)
         axes.set(xlabel="clients, most often chosen first", ylabel=measure["name"], ylim=(0, None))
         axes.yaxis.set_major_formatter(_percent)
         axes.legend()
