@@ -285,6 +285,15 @@ def test_the_spec_on_the_page_is_the_spec(store, tmp_path):
     assert tomllib.loads(toml_text(nested)) == nested
 
 
+@pytest.mark.filterwarnings("ignore:constrained_layout")
+def test_long_labels_have_figures_of_their_own(tmp_path):
+    labels = ["ö" * 130 + number for number in "ab"]
+    made = make_store(tmp_path / "s.sqlite", make_spec(labels, seeds=1, rounds=2), num_clients=4)
+    written = [path.stem for path in write_figures(made, tmp_path / "one", formats=("svg",))]
+    assert sum(name.startswith("raster-") for name in written) == len(labels)
+    made.close()
+
+
 def test_figures_for_papers_are_the_same_every_time(tmp_path):
     made = make_store(tmp_path / "s.sqlite", make_spec(("fedcor",), seeds=2, rounds=8, targets=(0.3,)), num_clients=12)
     files = {path.name: path.read_bytes() for path in write_figures(made, tmp_path / "one")}

@@ -38,6 +38,8 @@ Figures = Iterator[tuple[str, "Figure"]]
 LINE_STYLES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 _AXES = {"round": "round", "bytes": "megabytes sent, both ways", "clock": "minutes on the clients' devices"}
 _SCALES = {"round": 1.0, "bytes": 1e-6, "clock": 1 / 60}
+_LONGEST_NAME = 50
+"""Letters of a label in the name of a file; file systems take 255 bytes."""
 _INK, _GREY = "#333333", "#767676"
 _LESS, _MIDDLE, _MORE = "#1667A8", "#F7F7F5", "#C9590B"
 _ABSENT, _PRESENT, _FAILED, _EXCLUDED, _SHUT_OUT = "#F3F4F5", "#C9D3DC", "#17212B", "#A8103A", "#F4D3DC"
@@ -332,8 +334,8 @@ def _view_figures(
             policy = view["policy"]
             if policy in seen:
                 continue
-            name = _file_name(policy)
-            # Labels may differ only in characters that a file name cannot hold.
+            name = _file_name(policy)[:_LONGEST_NAME]
+            # Labels may differ only in what a file name cannot hold.
             seen[policy] = name if name not in seen.values() else f"{name}-{len(seen) + 1}"
             figure, (axes,) = _blank(width, height)
             draw(figure, axes, chart.data, view, styles[policy].light)
