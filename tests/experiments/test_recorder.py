@@ -182,6 +182,15 @@ def test_nothing_is_discarded_unasked_and_no_round_is_left_out(store):
     assert store.runs(store.experiment("e").id)[0].rounds_done == 1
 
 
+def test_a_restart_with_a_session_that_goes_on_discards_nothing(store):
+    session = session_of()
+    with Recorder(store, session, experiment="one") as recorder:
+        train(session, recorder, 3)
+    with pytest.raises(InvalidInput, match="the session is in round 3"):
+        Recorder(store, session, experiment="one", restart=True)
+    assert store.run(recorder.run_id).rounds_done == 3
+
+
 def test_a_label_means_one_set_of_hyper_parameters(store):
     Recorder(store, session_of("pow-d", num_candidates=4), experiment="e").close()
     with pytest.raises(InvalidInput, match="label of its own"):

@@ -96,6 +96,11 @@ class Recorder(Callback):
         """Begin or resume the run of this session. Raise if another process records it."""
         if self._session is not None:
             raise OutOfOrder("This recorder has begun already. Make a Recorder for each session.")
+        if self.restart and session.round:
+            raise InvalidInput(
+                f"restart=True records the run anew, but the session is in round {session.round}. Pass a session in "
+                "round 0, or leave restart out to go on."
+            )
         policy = from_json(to_json(registry.parameters(session.policy), finite=False))
         name = policy_name(session.policy)
         with ExitStack() as stack:
