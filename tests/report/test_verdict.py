@@ -135,6 +135,15 @@ def test_nothing_better_than_uniform():
     assert tie.details[-1] == "Of these, uniform sends the fewest bytes (1.00 kB), afl the most (100 kB)."
 
 
+def test_bytes_that_a_loop_does_not_count_are_not_compared():
+    won = judge({"uniform": runs_of(UNIFORM, bytes_per_round=0), "pow-d": runs_of(BETTER)})
+    tied = judge({"uniform": runs_of(UNIFORM, bytes_per_round=0), "afl": runs_of(NOISY)})
+    better = {"pow-d": runs_of(BETTER), "herd": runs_of((0.76, 0.77, 0.755), bytes_per_round=0)}
+    both = judge({"uniform": runs_of(UNIFORM), **better})
+    assert "bytes" not in " ".join((*won.details, *tied.details))
+    assert "fewest" not in " ".join(both.details) and both.choice == "pow-d"
+
+
 def test_one_seed_gives_no_verdict_and_neither_does_one_policy():
     verdict = judge({"uniform": runs_of(UNIFORM[:1]), "pow-d": runs_of(BETTER[:1])})
     assert verdict.headline.startswith("No verdict from one seed")

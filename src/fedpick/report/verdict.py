@@ -222,9 +222,10 @@ def _with_winner(
             f"{labels} are better than {baseline.label} in {yardstick.name}. They are tied: these {rivals.seeds} seeds "
             "cannot tell them apart."
         )
-        chosen = min(leading, key=_bytes_sent)
-        if _bytes_sent(chosen) < 0.995 * max(map(_bytes_sent, leading)):
-            details.append(f"Of these, {chosen.label} sends the fewest bytes.")
+        if all(map(_bytes_sent, leading)):
+            chosen = min(leading, key=_bytes_sent)
+            if _bytes_sent(chosen) < 0.995 * max(map(_bytes_sent, leading)):
+                details.append(f"Of these, {chosen.label} sends the fewest bytes.")
     if unclear:
         details.append(
             f"{_names(unclear)} cannot be told from {leader.label}, nor from {baseline.label}, with these seeds."
@@ -264,7 +265,7 @@ def _without_winner(rivals: _Rivals) -> Verdict:
             )
     tied = [baseline, *rivals.tied]
     cheapest, dearest = min(tied, key=_bytes_sent), max(tied, key=_bytes_sent)
-    if _bytes_sent(cheapest) < 0.995 * _bytes_sent(dearest):
+    if 0 < _bytes_sent(cheapest) < 0.995 * _bytes_sent(dearest):
         low, high = _size(_bytes_sent(cheapest)), _size(_bytes_sent(dearest))
         details.append(f"Of these, {cheapest.label} sends the fewest bytes ({low}), {dearest.label} the most ({high}).")
     return Verdict(headline, tuple(details), baseline.label)
@@ -274,16 +275,16 @@ def _without_winner(rivals: _Rivals) -> Verdict:
 
 
 def _bytes_sent(policy: PolicyResults) -> float:
-    """Mean over the seeds of all bytes, both ways."""
+    """Mean over the seeds of all bytes, both ways; 0: a recorded training loop that does not count them."""
     return float(np.mean([run.rounds["bytes_down"][-1] + run.rounds["bytes_up"][-1] for run in policy.runs]))
 
 
 def _cost(policy: PolicyResults, baseline: PolicyResults, results: Results) -> list[str]:
     own, other = _bytes_sent(policy), _bytes_sent(baseline)
-    if not own and not other:
-        return []  # a recorded training loop that does not count bytes
+    if not own or not other:
+        return []
     rounds = plural(results.experiment.rounds, "round")
-    ratio = own / other if other else 1.0
+    ratio = own / other
     if abs(ratio - 1) < 0.005:
         sentences = [f"{policy.label} sends as many bytes as {baseline.label}: {_size(own)} in {rounds}."]
     else:
