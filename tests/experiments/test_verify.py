@@ -17,7 +17,7 @@ from fedpick.experiments import schema as tables
 from fedpick.experiments.leases import RunLeased
 from fedpick.experiments.runner import run
 from fedpick.experiments.spec import load_spec
-from fedpick.experiments.store import Store, open_store
+from fedpick.experiments.store import Store, StoreError, open_store
 from fedpick.experiments.verify import repair, verify
 from tests.experiments.store_content import content
 from tests.experiments.test_older_store import FIXTURES
@@ -117,6 +117,13 @@ def test_rows_of_missing_runs_are_named_and_dropped(store, undisturbed):
 def test_a_changed_spec_is_named(store):
     damage(store, """UPDATE experiments SET spec = replace(spec, '"budget": 4', '"budget": 5')""")
     assert verify(store).sentences == ["Experiment 1: its spec was changed. Run its TOML file again."]
+
+
+def test_a_damaged_schema_is_named(store):
+    with store.writing() as connection:
+        connection.exec_driver_sql("ALTER TABLE fedpick_schema RENAME COLUMN written_by TO writteN_bz")
+    with pytest.raises(StoreError, match="is damaged or cannot be read"):
+        verify(store)
 
 
 def test_a_run_that_is_being_computed_is_not_dropped(store):
