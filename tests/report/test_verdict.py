@@ -175,6 +175,8 @@ def test_the_baseline_can_be_named_and_is_the_first_without_uniform():
     assert judge(policies, against="afl").headline.startswith("pow-d is better than afl")
     with pytest.raises(UnknownName):
         judge(policies, against="nosuch")
+    begun = {**policies, "herd": runs_of(BETTER, wanted=5)}
+    assert judge(begun, against="herd").headline == "No verdict yet: no run of herd has finished."
 
 
 def test_without_a_test_set_the_loss_decides_and_low_is_better():

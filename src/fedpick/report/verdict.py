@@ -93,6 +93,8 @@ def verdict_of(
     yardstick = _time_yardstick(by, policies, window, results) or _yardstick(policies, window)
     if yardstick is None:
         return Verdict("No verdict yet: no run has finished with an evaluation.", tuple(notes))
+    if named is not None and all(policy.label != named for policy in policies):
+        return Verdict(f"No verdict yet: no run of {named} has finished.", tuple(notes))
     baseline = next(
         (each for each in policies if (each.label == named if named else each.policy == "uniform")), policies[0]
     )
