@@ -35,3 +35,6 @@ def test_settings_are_toml_values_or_words():
     for wrong in ("alpha=1", "partition.alpha", "partition.=1", "partition.a.=1"):
         with pytest.raises(InvalidInput, match=r"section\.key=value"):
             settings_list([wrong])
+    for both in (["local.lr=1", "local.lr.initial=2"], ["local.lr.initial=2", "local.lr=1"]):
+        with pytest.raises(InvalidInput, match="to a value and to a table of values"):
+            settings_list(both)

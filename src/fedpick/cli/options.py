@@ -59,6 +59,8 @@ def settings_list(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
                 raise InvalidInput(f"--set sets {name!r} to a value and to a table of values. Got {text!r}.")
+        if isinstance(place.get(last), dict):
+            raise InvalidInput(f"--set sets {last!r} to a value and to a table of values. Got {text!r}.")
         place[last] = parsed
     return changes
 
