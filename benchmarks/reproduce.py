@@ -5,8 +5,9 @@
     python -m benchmarks.reproduce --only "CIFAR-10, reduced"        # the reduced grids on CIFAR-10
     python -m benchmarks.reproduce --estimate --only fedgs   # measure some rounds of every policy on this machine
 
-Stored rounds are not computed again, so the same command resumes. Pictures go to docs/figures or results/figures, tables
-to the terminal; copy them into the pages. `reproduce.toml` lists the parts. Its minutes are processor time, which two cores share.
+Stored rounds are not computed again, so the same command resumes. Pictures go to docs/figures or results/figures,
+tables to the terminal; copy them into the pages. `reproduce.toml` lists the parts. Its minutes are processor time,
+which two cores share.
 """
 
 from __future__ import annotations
