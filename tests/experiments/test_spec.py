@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -189,7 +190,7 @@ def test_history_is_a_number_of_rounds(tmp_path):
 
 
 def test_attacks_and_guard_enter_the_identity_only_where_they_are_given():
-    plain = tiny_spec()
+    plain = replace(tiny_spec(), guard="mild")
     content = plain.to_dict()
     assert "attacks" not in content
     assert "guard" not in content["run"]
@@ -209,7 +210,7 @@ def test_attacks_and_guard_enter_the_identity_only_where_they_are_given():
 
 
 def test_groups_and_options_of_the_guard_enter_the_identity_only_where_they_are_given():
-    plain = tiny_spec()
+    plain = replace(tiny_spec(), guard="mild")
     content = plain.to_dict()
     assert not {"groups", "guard"} & (set(content["run"]) | set(plain.settings_of(plain.policies[0], 0)))
     table = {"exclude": True, "most_places": 3.0}

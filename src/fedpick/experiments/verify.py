@@ -65,9 +65,14 @@ def _search(store: Store, found: Findings) -> None:
         if connection.dialect.name == "sqlite":
             answers = connection.exec_driver_sql("PRAGMA integrity_check").scalars()
             found.database += [f"SQLite: {text}." for text in answers if text != "ok"]
+        inspector = sa.inspect(connection)
         for table in tables.metadata.sorted_tables:  # a damaged schema may lack a column that nothing below reads
-            if sa.inspect(connection).has_table(table.name):
+            if inspector.has_table(table.name):
                 connection.execute(sa.select(*tables.readable_columns(connection, table)).limit(1)).all()
+                unknown = {column["name"] for column in inspector.get_columns(table.name)} - set(table.c.keys())
+                found.database += [
+                    f"The table {table.name} has an unknown column {name!r}." for name in sorted(unknown)
+                ]
         found.orphans += [f"The table {table.name} has {many}." for table, _, many in _orphans(connection)]
         for row in connection.execute(sa.select(tables.experiments)).mappings():
             if (problem := _identity(row["spec"], row["hash"], without="title")) is not None:
