@@ -17,6 +17,7 @@ def test_a_run_counts_the_places_of_liars_and_of_those_who_would_lie(attack, cap
     assert 0 < row["accuracy"] < 1
 
 
+@pytest.mark.filterwarnings("ignore:The guard bounds the sizes")
 def test_the_sizes_that_clients_claim_are_bounded():
     lines = list(liars.sizes(rounds=5))
     assert lines[0].startswith("| policy | no guard")

@@ -10,6 +10,7 @@ from flwr.serverapp import strategy as flower
 
 import fedpick
 from fedpick.adapter.arrays import clipped, update_norm
+from fedpick.core.errors import FedpickWarning
 from fedpick.core.guard import guard_of
 from fedpick.core.record import Callback
 from fedpick.flower import legacy, with_policy
@@ -204,6 +205,7 @@ def test_one_false_size_does_not_become_that_of_clients_that_told_none():
     liar = grid.nodes[min(grid.nodes)]
     alter(liar, "train", with_metric("num-examples", GIANT))
     strategy = with_policy(flower.FedAvg(fraction_evaluate=0.0), UNIFORM, budget=5, seed=3)
-    start(strategy, grid, rounds=6)
+    with pytest.warns(FedpickWarning, match="The guard bounds the sizes of 1 of 21"):
+        start(strategy, grid, rounds=6)
     assert GIANT in strategy.roster.num_examples
     assert sum(np.isnan(strategy.roster.num_examples)) > 1 and strategy._driver.clients.num_examples.max() < 400

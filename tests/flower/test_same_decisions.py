@@ -123,6 +123,7 @@ class ReplayGrid(FakeGrid):
         return self.trained(message, update, **reports)
 
 
+@pytest.mark.filterwarnings("ignore:The guard bounds the sizes")  # of the largest client
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_policy_decides_the_same_in_simulation_and_under_flower(federation, name):
     short = {"warmup": 4, "interval": 4, "dimension": 3} if name in ("fedcor", "fedgp") else {}

@@ -68,7 +68,7 @@ def _search(store: Store, found: Findings) -> None:
         inspector = sa.inspect(connection)
         for table in tables.metadata.sorted_tables:  # a damaged schema may lack a column that nothing below reads
             if inspector.has_table(table.name):
-                connection.execute(sa.select(*tables.readable_columns(connection, table)).limit(1)).all()
+                connection.execute(sa.select(*tables.readable_columns(connection, table)).limit(0))
                 unknown = {column["name"] for column in inspector.get_columns(table.name)} - set(table.c.keys())
                 found.database += [
                     f"The table {table.name} has an unknown column {name!r}." for name in sorted(unknown)
