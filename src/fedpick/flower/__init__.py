@@ -13,7 +13,7 @@ On the client, for policies that query clients before they choose:
 """
 
 try:
-    import flwr  # noqa: F401
+    import flwr  # noqa: F401, only whether it is there
 except ModuleNotFoundError as error:
     from fedpick.core.errors import MissingDependency
 

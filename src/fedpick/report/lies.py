@@ -120,5 +120,7 @@ def false_alarms(results: RunResults) -> float | None:
 def found_by(results: RunResults) -> float | None:
     """The round by which half of the liars were distrusted; None: never."""
     first = _first_rounds(results, of_liars=True)
-    middle = np.inf if first is None else float(np.sort(first)[(len(first) - 1) // 2])
-    return middle if np.isfinite(middle) else None
+    if first is None:
+        return None
+    last_of_half = float(np.sort(first)[(len(first) - 1) // 2])
+    return last_of_half if np.isfinite(last_of_half) else None

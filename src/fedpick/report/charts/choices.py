@@ -36,7 +36,7 @@ def _means(values: FloatArray) -> FloatArray:
 
 
 def _mean_by_rank(values: Sequence[FloatArray]) -> FloatArray:
-    """Mean over the seeds of the largest value, the second largest, and so on, of the seeds that have so many."""
+    """The mean of the seeds' largest values, then of their second largest, and so on. Seeds may have fewer clients."""
     ranked = np.full((len(values), max(map(len, values))), np.nan)
     for row, each in zip(ranked, values, strict=True):
         row[: len(each)] = np.sort(each)[::-1]
