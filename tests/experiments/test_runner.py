@@ -139,7 +139,8 @@ def test_restart_forgets_everything(tmp_path):
 def test_wrong_options_are_refused_before_a_restart_discards_rounds(tmp_path):
     store, _ = complete(tmp_path, spec=tiny_spec(rounds=2))
     before = content(store)
-    for options in ({"processes": 0}, {"executor": "threads"}, {"address": "auto"}):
+    cluster = {"executor": "ray", "address": "auto", "processes": 2}
+    for options in ({"processes": 0}, {"executor": "threads"}, {"address": "auto"}, cluster):
         with pytest.raises(InvalidInput):
             complete(tmp_path, spec=tiny_spec(rounds=2), restart=True, **options)
     assert content(store) == before
@@ -199,6 +200,8 @@ def test_engines_are_refused_by_name():
         make_executor("processes", processes=0, address=None, num_runs=2)
     with pytest.raises(InvalidInput, match="--executor ray"):
         make_executor("processes", processes=1, address="auto", num_runs=2)
+    with pytest.raises(InvalidInput, match="Got 2 processes for 'auto'"):
+        make_executor("ray", processes=2, address="auto", num_runs=2)
 
 
 SCRIPT = """

@@ -53,6 +53,11 @@ def make_executor(
     if processes is not None and processes < 1:
         raise InvalidInput(f"The number of processes must be at least 1. Got {processes}.")
     if name == "ray":
+        if address is not None and processes is not None:
+            raise InvalidInput(
+                f"A cluster at an address runs as many runs at a time as it has processors. Got {processes} processes "
+                f"for {address!r}. Leave the number of processes out, or the address for a local Ray."
+            )
         return RayCluster(address=address, count=processes)
     if name != "processes":
         raise InvalidInput(f"The executor is 'processes' or 'ray'. Got {name!r}.")
