@@ -14,6 +14,29 @@ pytest.importorskip("typer")
 pytest.importorskip("jax")
 
 
+SKEWED = """\
+title = "skewed"
+data.name = "synthetic"
+partition.name = "natural"
+task.name = "logistic"
+local = { lr = 0.01, steps = 2 }
+run = { rounds = 2, budget = 3, seeds = [8, 10] }
+policies = [{ name = "uniform" }]
+"""
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_warning_is_a_sentence_without_a_line_of_code(tmp_path, processes):
+    spec = tmp_path / "spec.toml"
+    spec.write_text(SKEWED)
+    command = [sys.executable, "-m", "fedpick", "run", str(spec), "--store", str(tmp_path / "s.sqlite")]
+    ended = subprocess.run([*command, "-p", processes, "--no-report"], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    said = {line for line in ended.stderr.splitlines() if "The guard bounds" in line}  # once per process
+    assert len(said) == 2 and all(line.startswith("warning: The guard bounds the sizes of 1 of 30") for line in said)
+    assert ".py:" not in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

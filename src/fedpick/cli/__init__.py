@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from fedpick.cli import interrupts
-from fedpick.core.errors import FedpickError, MissingDependency, PolicyCheckFailed
+from fedpick.core.errors import FedpickError, MissingDependency, PolicyCheckFailed, plain_warnings
 
 __all__ = ["main"]
 
@@ -21,6 +21,7 @@ INTERRUPTED = 3
 
 def main() -> None:
     """Run the program `fedpick`."""
+    plain_warnings()
     with interrupts.watching():
         try:
             code = _call()

@@ -19,6 +19,7 @@ FedpickWarning (UserWarning)         training goes on, but probably not as the u
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterable
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "StateFileError",
     "TrainingFailed",
     "UnknownName",
+    "plain_warnings",
     "unknown_name",
 ]
 
@@ -98,3 +100,17 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     guess = f" Did you mean {close[0]!r}?" if close else ""
     listing = f"\n\nhint: {hint}" if hint else ""
     return UnknownName(f"There is no {kind} named {name!r}.{guess} Known: {', '.join(known)}.{listing}")
+
+
+def plain_warnings() -> None:
+    """Let this program print fedpick's warnings as sentences: a line of fedpick's code says nothing to its user."""
+    with_code = warnings.formatwarning
+
+    def text(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if issubclass(category, FedpickWarning):
+            return f"warning: {message}\n"
+        return with_code(message, category, filename, lineno, line)
+
+    warnings.formatwarning = text

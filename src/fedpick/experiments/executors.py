@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedpick.core.errors import MissingDependency
+from fedpick.core.errors import MissingDependency, plain_warnings
 from fedpick.core.imports import importable_directories, make_importable
 from fedpick.experiments.progress import Progress, RunLine
 from fedpick.experiments.run import compute
@@ -124,6 +124,7 @@ def _enter_worker(stop_event: Any) -> None:
     global _stop_event
     _stop_event = stop_event
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    plain_warnings()
 
     def end_with_parent() -> None:
         parent = multiprocessing.parent_process()
