@@ -102,15 +102,17 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     return UnknownName(f"There is no {kind} named {name!r}.{guess} Known: {', '.join(known)}.{listing}")
 
 
+_with_code = warnings.formatwarning
+
+
+def _sentence(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    if issubclass(category, FedpickWarning):
+        return f"warning: {message}\n"
+    return _with_code(message, category, filename, lineno, line)
+
+
 def plain_warnings() -> None:
     """Let this program print fedpick's warnings as sentences: a line of fedpick's code says nothing to its user."""
-    with_code = warnings.formatwarning
-
-    def text(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-    ) -> str:
-        if issubclass(category, FedpickWarning):
-            return f"warning: {message}\n"
-        return with_code(message, category, filename, lineno, line)
-
-    warnings.formatwarning = text
+    warnings.formatwarning = _sentence
